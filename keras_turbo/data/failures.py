@@ -1,0 +1,120 @@
+"""Examples that can't be loaded: named in an error, or left out and listed."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import threading
+import warnings
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+
+from keras_turbo.data.example_store import aligned_zeros, tensor_view
+
+ON_ERROR = ("raise", "skip")
+
+# A reason is TensorFlow's message without the graph nodes behind it; more than this of it helps nobody.
+_LONGEST_REASON = 300
+
+_OP_NOISE = re.compile(r"\{\{function_node .*?\}\}|\[Op:\w+\].*", re.DOTALL)
+
+
+@dataclasses.dataclass(frozen=True)
+class SkippedExample:
+    """An example that was left out.
+
+    Attributes:
+        path: its file, or a description by index.
+        reason: why it could not be loaded.
+    """
+
+    path: str
+    reason: str
+
+
+class ExampleLoadError(ValueError):
+    """An example can't be loaded; the message begins with its path."""
+
+
+class Failures:
+    """Keeps account of the examples that could not be loaded.
+
+    tf.data can drop the elements whose map function fails, but tells neither which they are nor why. So examples carry
+    ordinals, a gap between ordinals is what failed, and loading that one again gives the reason.
+
+    Args:
+        on_error: "raise" or "skip".
+        num_examples: number of positions in the source.
+        describe: gives the name of the example at a position.
+        load_again: loads the example at a position eagerly, raising what it raises.
+    """
+
+    def __init__(
+        self, on_error: str, num_examples: int, describe: Callable[[int], str], load_again: Callable[[int], object]
+    ) -> None:
+        self.on_error = on_error
+        self.skipped: dict[int, SkippedExample] = {}
+        #: Whether some epoch has been through all its examples, so that all failures are known.
+        self.pass_complete = False
+        self._describe = describe
+        self._load_again = load_again
+        self._failed = aligned_zeros((num_examples,), np.bool_)
+        self._lock = threading.Lock()
+        with tf.device("CPU:0"):
+            #: bool, shape (num_examples,): what was skipped so far, for graph code.
+            self.failed_view = tensor_view(self._failed)
+
+    def are_failed(self, positions: np.ndarray) -> np.ndarray:
+        """Which of some positions are known to fail: bool, of the same shape."""
+        return self._failed[positions]
+
+    def report_in_graph(self, expected: tf.Tensor, arrived: tf.Tensor) -> None:
+        """Graph code: accounts for positions (int64 vectors) that were asked for and did not all arrive."""
+        tf.numpy_function(self._report, [expected, arrived], Tout=[])
+
+    def end_pass_in_graph(self) -> None:
+        """Graph code: an epoch is through."""
+        tf.numpy_function(self._end_pass, [], Tout=[])
+
+    def _report(self, expected: np.ndarray, arrived: np.ndarray) -> None:
+        for position in np.setdiff1d(expected, arrived):
+            self._report_one(int(position))
+
+    def _report_one(self, position: int) -> None:
+        path = self._describe(position)
+        try:
+            self._load_again(position)
+            reason = "it failed once and could be loaded when tried again: a passing fault of its disk or network?"
+        except Exception as error:  # whatever the user's own function raises is the reason
+            reason = _reason(error)
+        if self.on_error == "raise":
+            raise ExampleLoadError(f"{path}: {reason} (on_error='skip' leaves such examples out and lists them.)")
+        with self._lock:
+            first = not self.skipped
+            self.skipped.setdefault(position, SkippedExample(path, reason))
+            self._failed[position] = True
+        if first:
+            warnings.warn(
+                f"An example was left out, since it can't be loaded: {path}: {reason} Others are left out without a "
+                "further warning; `skipped` of the dataset lists all.",
+                stacklevel=2,
+            )
+
+    def _end_pass(self) -> None:
+        if self._failed.all():
+            first = next(iter(self.skipped.values()))
+            raise ExampleLoadError(
+                f"All {len(self._failed)} examples failed to load, so there is nothing to train on. "
+                f"The first: {first.path}: {first.reason}"
+            )
+        self.pass_complete = True
+
+
+def _reason(error: Exception) -> str:
+    text = getattr(error, "message", None) or str(error) or type(error).__name__
+    # Eager ops put their own name before and after what they say.
+    text = " ".join(_OP_NOISE.sub(" ", text).split())
+    text = text if len(text) <= _LONGEST_REASON else text[:_LONGEST_REASON] + "..."
+    return text if text.endswith((".", "!", "?")) else text + "."

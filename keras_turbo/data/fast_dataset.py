@@ -1,0 +1,519 @@
+"""The `tf.data.Dataset` that a stock `model.fit()` takes; joins the parts of this package."""
+
+from __future__ import annotations
+
+import os
+import random
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_turbo.data.example_order import EpochCounter, ExampleOrder
+from keras_turbo.data.failures import Failures, SkippedExample
+from keras_turbo.data.images import RandomResizedCrop
+from keras_turbo.data.pipeline import Pipeline
+from keras_turbo.data.report import PipelineReport, measure_pipeline
+from keras_turbo.data.settings import Cache, Settings
+from keras_turbo.data.sources.arrays import ArraySource
+from keras_turbo.data.sources.files import FileSource, files_source
+from keras_turbo.data.sources.image_folder import Subset, image_folder_sources
+from keras_turbo.data.sources.source import Source
+from keras_turbo.data.sources.tf_dataset import TfDatasetSource
+from keras_turbo.data.store_choice import choose_store
+from keras_turbo.data.stream_pipeline import stream_dataset
+from keras_turbo.data.user_functions import ElementFunction, RandomFunction
+
+
+class FastDataset(tf.data.Dataset):
+    """Batches for `fit()`, as fast as the machine makes them, in an order that a seed decides.
+
+    It is a `tf.data.Dataset`: `fit`, `evaluate`, `predict`, `tf.distribute` and every method of tf.data take it.
+    Examples are read and decoded in parallel while the model trains, kept where they fit once they are decoded, and
+    gathered by position from there, so that a full shuffle is free and the second epoch decodes nothing.
+
+    Example:
+
+    ```python
+    train = FastDataset(x, y, batch_size=64, shuffle=True, seed=0)
+    model.fit(train, epochs=3)
+    ```
+
+    An example passes, in this order: source -> `map_fn` -> cache -> `augment_fn` -> batch. A function that takes one
+    argument is given `x` alone; one that takes two (or three) is given `x, y` (and `sample_weight`) and returns all.
+
+    Every iteration from the start is an epoch. The order of epoch number e, and the random numbers of `augment_fn` in
+    it, are functions of `seed` and e alone: the same seed gives the same bytes, however many threads work.
+
+    Args:
+        x: array or dict, tuple or list of arrays, each of shape `(examples, ...)`; or a `tf.data.Dataset` of single
+            examples (of batches with `batch_size=None`). Floating-point arrays become Keras' `floatx`, as in
+            `fit(x, y)`; a `numpy.memmap` is read from disk row by row.
+        y: targets, in the same forms as `x`. Not with a `tf.data.Dataset`, whose elements hold them.
+        sample_weight: weights, of shape `(examples,)`. Needs `y`.
+        batch_size: examples a batch, default 32. None: one by one, without a batch axis; elements of a
+            `tf.data.Dataset` then pass as they are.
+        shuffle: whether each epoch has an order of its own: a full shuffle over all positions. Default False. A
+            `tf.data.Dataset` has positions only with `cache="memory"` or `"disk"`; without, it is shuffled through a
+            buffer, with a warning where that is smaller than the data.
+        seed: integer from 0; decides order and augmentation. Default None: drawn from Python's `random`, which
+            `keras.utils.set_random_seed` seeds; see the attribute `seed`.
+        reshuffle_each_epoch: False keeps the shuffled order of the first epoch. Default True.
+        map_fn: the deterministic part of preparing an example; its results may be cached. Traced by TensorFlow.
+        augment_fn: the random part, called for each example in each epoch and never cached. It may take a parameter
+            named `seed` (int64, shape (2,)) for `tf.random.stateless_*` and `tf.image.stateless_random_*`; it may be a
+            Keras layer; `tf.random.uniform`, `tf.image.random_flip_left_right` and their like are made functions of
+            that seed too.
+        cache: where examples are kept after `map_fn`. "auto" (default): memory if they take at most half of what is
+            free there (limits of containers included), else disk if they take at most half of what is free there,
+            else nowhere; nowhere for a `tf.data.Dataset`, which may be random. "memory", "disk": there. False: nowhere.
+            Arrays without `map_fn` are in memory as they are.
+        cache_dir: folder for stores on disk, default `~/.cache/keras_turbo/examples` (`$XDG_CACHE_HOME` counts).
+        drop_remainder: whether a last batch that is not full is left out. Default False.
+        workers: examples made at a time, default two for each core.
+        on_error: what happens when an example can't be loaded. "raise" (default): an error with its path. "skip": it is
+            left out, listed in `skipped`, and the first is warned of.
+
+    Raises:
+        TypeError, ValueError: an argument that can't be, when the dataset is built.
+
+    Attributes:
+        seed: the seed in use; give it again for the same run.
+        class_names: names of the classes in the order of their numbers; None where there are none.
+        stored_in: "memory", "disk" or None: what `cache` came to.
+    """
+
+    def __init__(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        *,
+        batch_size: int | None = 32,
+        shuffle: bool = False,
+        seed: int | None = None,
+        reshuffle_each_epoch: bool = True,
+        map_fn: Callable | keras.Layer | None = None,
+        augment_fn: Callable | keras.Layer | None = None,
+        cache: Cache = "auto",
+        cache_dir: str | os.PathLike | None = None,
+        drop_remainder: bool = False,
+        workers: int | None = None,
+        on_error: Literal["raise", "skip"] = "raise",
+    ) -> None:
+        settings = Settings(
+            batch_size=batch_size,
+            shuffle=shuffle,
+            seed=seed,
+            reshuffle_each_epoch=reshuffle_each_epoch,
+            map_fn=map_fn,
+            augment_fn=augment_fn,
+            cache=cache,
+            cache_dir=cache_dir,
+            drop_remainder=drop_remainder,
+            workers=workers,
+            on_error=on_error,
+        )
+        self._assemble(_source_of(x, y, sample_weight, settings), settings)
+
+    @classmethod
+    def from_image_folder(
+        cls,
+        directory: str | os.PathLike,
+        *,
+        labels: Literal["inferred"] | Sequence[Any] | Callable[[str], Any] | None = "inferred",
+        label_mode: Literal["int", "categorical", "binary", "raw"] | None = "int",
+        class_names: Sequence[str] | None = None,
+        image_size: tuple[int, int] | None = (256, 256),
+        channels: Literal[1, 3, 4] = 3,
+        resize: Literal["stretch", "pad", "crop"] = "stretch",
+        interpolation: str = "bilinear",
+        antialias: bool = False,
+        exif_orientation: bool = True,
+        scaled_decode: bool = False,
+        random_resized_crop: RandomResizedCrop | None = None,
+        validation_split: float | None = None,
+        subset: Subset | None = None,
+        **options: Any,
+    ) -> Any:
+        """Images under a folder, with labels from the folders they are in.
+
+        Images are recognised by content: JPEG, PNG, GIF (first frame), BMP, WebP. They are uint8 up to the batch;
+        normalize in the model (`keras.layers.Rescaling`), where it costs least.
+
+        Example:
+
+        ```python
+        train, val = FastDataset.from_image_folder(
+            "photos", image_size=(224, 224), validation_split=0.2, subset="both", shuffle=True, seed=0
+        )
+        ```
+
+        Args:
+            directory: the folder. With inferred labels, each folder in it is a class.
+            labels: "inferred": the class folders. Or one label for each file in the order of sorted paths, or a
+                function of the path (a `str`). None: images alone.
+            label_mode: "int" (default): int32, shape `(batch,)`, for sparse categorical losses. "categorical": float32
+                one-hot, `(batch, classes)`. "binary": float32 zeros and ones, `(batch, 1)`. "raw": as they are, for
+                regression. None: images alone.
+            class_names: classes in the order of their numbers, and only those; default: all folders, sorted.
+            image_size: (height, width) in pixels, default (256, 256). None: each file's own, with `batch_size=None`.
+            channels: 1, 3 (default) or 4.
+            resize: "stretch" (default), "pad" (keeps the aspect ratio, black borders) or "crop" (keeps it, cuts).
+            interpolation: as `tf.image.resize`, default "bilinear".
+            antialias: whether shrinking averages over all pixels. Default False, as Keras.
+            exif_orientation: whether photos are turned as their camera was. Default True.
+            scaled_decode: whether JPEGs are decoded at 1/2, 1/4 or 1/8 of their size where `image_size` is that much
+                smaller. Faster, and changes pixels slightly. Default False.
+            random_resized_crop: crop each image at random in each epoch, decoding only the crop; nothing is cached then.
+            validation_split: share of the images held out, between 0 and 1. The same seed gives disjoint sets.
+            subset: "training", "validation", or "both" for the pair (training, validation), of which the second is
+                never shuffled or augmented.
+            **options: as those of `FastDataset`: `batch_size`, `shuffle`, `seed`, `map_fn`, `augment_fn`, `cache`,
+                `cache_dir`, `drop_remainder`, `workers`, `on_error`, `reshuffle_each_epoch`.
+
+        Returns:
+            A dataset of `(images, labels)`, images uint8 of shape `(batch, height, width, channels)`; a pair of
+            datasets with `subset="both"`.
+
+        Raises:
+            FileNotFoundError, NotADirectoryError: no such folder.
+            TypeError, ValueError: an argument that can't be; a folder without images.
+        """
+        settings = _settings_of(options, "from_image_folder")
+        if image_size is None and settings.batch_size not in (None, 1):
+            raise ValueError(
+                "image_size=None keeps each image's own size, and images of different sizes can't be batched. Give "
+                f"image_size=(height, width), or batch_size=None. Received: batch_size={settings.batch_size}."
+            )
+        sources, names = image_folder_sources(
+            directory,
+            labels=labels,
+            label_mode=label_mode,
+            class_names=class_names,
+            image_options=dict(
+                image_size=image_size,
+                channels=channels,
+                resize=resize,
+                interpolation=interpolation,
+                antialias=antialias,
+                exif_orientation=exif_orientation,
+                scaled_decode=scaled_decode,
+                random_resized_crop=random_resized_crop,
+            ),
+            validation_split=validation_split,
+            subset=subset,
+            seed=settings.seed,
+        )
+        datasets = []
+        for part, source in sources.items():
+            held_out = part == "validation"
+            dataset = cls.__new__(cls)
+            dataset._assemble(source, settings.for_validation() if held_out and subset == "both" else settings, names)
+            datasets.append(dataset)
+        return tuple(datasets) if subset == "both" else datasets[0]
+
+    @classmethod
+    def from_files(
+        cls,
+        pattern: str | os.PathLike | Sequence[str | os.PathLike],
+        load_fn: Callable[[tf.Tensor], Any],
+        *,
+        labels: Sequence[Any] | Callable[[str], Any] | None = None,
+        label_mode: Literal["int", "categorical", "binary", "raw"] = "raw",
+        class_names: Sequence[str] | None = None,
+        **options: Any,
+    ) -> FastDataset:
+        """Files of any kind, each read by a function of its path.
+
+        Example:
+
+        ```python
+        def load(path):
+            return tf.io.decode_raw(tf.io.read_file(path), tf.float32)
+
+        data = FastDataset.from_files("signals/*.bin", load, labels=lambda path: path.endswith("_1.bin"))
+        ```
+
+        Args:
+            pattern: glob pattern (`**` crosses folders), or a list of patterns and paths. Files are sorted by path.
+            load_fn: takes the path (string tensor) and returns `x` or the whole element. Traced by TensorFlow and
+                deterministic, as `map_fn`; its results may be cached.
+            labels: one label for each file in sorted order, or a function of the path (a `str`), given as `y` beside
+                what `load_fn` returns. None: the element is what `load_fn` returns.
+            label_mode: as in `from_image_folder`; default "raw".
+            class_names: as in `from_image_folder`.
+            **options: as those of `FastDataset`.
+
+        Raises:
+            ValueError: no file matches, and what `FastDataset` and `from_image_folder` raise.
+        """
+        settings = _settings_of(options, "from_files")
+        source, names = files_source(pattern, load_fn, labels, label_mode, class_names)
+        dataset = cls.__new__(cls)
+        dataset._assemble(source, settings, names)
+        return dataset
+
+    def _assemble(
+        self,
+        source: Source,
+        settings: Settings,
+        class_names: list[str] | None = None,
+        order: ExampleOrder | None = None,
+        like: FastDataset | None = None,
+    ) -> None:
+        self._source = source
+        self._settings = settings
+        self.class_names = class_names
+        self.seed = random.randrange(2**31) if settings.seed is None else int(settings.seed)
+        map_fn = None if settings.map_fn is None else ElementFunction(settings.map_fn, "map_fn")
+        augment_fn = None if settings.augment_fn is None else RandomFunction(settings.augment_fn)
+        with tf.device("CPU:0"):
+            self._pipeline = None
+            if isinstance(source, TfDatasetSource) and settings.cache in ("auto", False):
+                self._dataset = self._stream(source, map_fn, augment_fn)
+            else:
+                self._pipeline = self._make_pipeline(source, map_fn, augment_fn, order, like)
+                self._dataset = self._pipeline.dataset()
+            super().__init__(self._dataset._variant_tensor)
+        if augment_fn is not None and augment_fn.leftover_ops:
+            warnings.warn(
+                f"augment_fn ({augment_fn.name}) keeps a random state of its own in {', '.join(augment_fn.leftover_ops)}"
+                ": the same seed will not give the same bytes. Give it a parameter named `seed` and use "
+                "tf.random.stateless_* or tf.image.stateless_random_*.",
+                stacklevel=4,
+            )
+
+    def _make_pipeline(
+        self,
+        source: Source,
+        map_fn: ElementFunction | None,
+        augment_fn: RandomFunction | None,
+        order: ExampleOrder | None,
+        like: FastDataset | None,
+    ) -> Pipeline:
+        settings = self._settings
+        if order is None:
+            order = ExampleOrder(
+                source.num_examples,
+                shuffle=settings.shuffle,
+                seed=self.seed,
+                reshuffle_each_epoch=settings.reshuffle_each_epoch,
+            )
+
+        def load_again(position: int) -> None:
+            pipeline.loaded_example(tf.constant(position, tf.int64))
+
+        pipeline = Pipeline(
+            source=source,
+            order=order,
+            seed=self.seed,
+            batch_size=settings.batch_size,
+            drop_remainder=settings.drop_remainder,
+            map_fn=map_fn,
+            augment_fn=augment_fn,
+            store=None,
+            failures=Failures(settings.on_error, source.num_examples, source.describe, load_again),
+            parallel_calls=settings.parallel_calls,
+        )
+        if like is not None:
+            # A shard of a dataset: the same examples, so the same store, and the same account of what fails.
+            pipeline.store = like._pipeline.store
+            pipeline.failures = like._pipeline.failures
+            pipeline.fill_store = like._pipeline.fill_store
+        elif isinstance(source, TfDatasetSource):
+            map_element = (lambda element: element) if map_fn is None else map_fn
+            pipeline.store = choose_store(settings, source, map_fn, lambda position: map_element(source.any_element()))
+            pipeline.fill_store = lambda: source.fill(pipeline.store, map_element)
+        elif not source.in_memory or map_fn is not None:
+            pipeline.store = choose_store(settings, source, map_fn, pipeline.example)
+        return pipeline
+
+    def _stream(
+        self, source: TfDatasetSource, map_fn: ElementFunction | None, augment_fn: RandomFunction | None
+    ) -> tf.data.Dataset:
+        settings = self._settings
+        if settings.on_error == "skip":
+            raise ValueError(
+                "on_error='skip' needs examples that can be told apart, and a tf.data.Dataset without a store has none. "
+                "Apply .ignore_errors() to it, or build the FastDataset from files."
+            )
+        if settings.shuffle:
+            source.warn_of_buffered_shuffle()
+        return stream_dataset(
+            source,
+            shuffle=settings.shuffle,
+            reshuffle_each_epoch=settings.reshuffle_each_epoch,
+            seed=self.seed,
+            batch_size=settings.batch_size,
+            drop_remainder=settings.drop_remainder,
+            map_fn=map_fn,
+            augment_fn=augment_fn,
+            parallel_calls=settings.parallel_calls,
+            counter=EpochCounter(),
+        )
+
+    # What tf.data asks of a dataset.
+
+    @property
+    def element_spec(self) -> Any:
+        """The structure of `tf.TensorSpec`s of a batch."""
+        return self._dataset.element_spec
+
+    def _inputs(self) -> list[tf.data.Dataset]:
+        return [self._dataset]
+
+    def cardinality(self) -> tf.Tensor:
+        """Number of batches in an epoch, int64.
+
+        `tf.data.UNKNOWN_CARDINALITY` as long as it can't be known: with `on_error="skip"` until one epoch is through.
+        """
+        if self._pipeline is None:
+            return self._dataset.cardinality()
+        order, failures = self._pipeline.order, self._pipeline.failures
+        number = order.num_examples
+        if self._pipeline.may_skip:
+            if not failures.pass_complete:
+                return tf.constant(tf.data.UNKNOWN_CARDINALITY, tf.int64)
+            number -= int(np.count_nonzero(failures.are_failed(order.positions(0))))
+        return tf.constant(self._pipeline.num_batches(number), tf.int64)
+
+    def shard(self, num_shards: int, index: int, name: str | None = None) -> FastDataset:
+        """One of `num_shards` disjoint parts of the examples; together they are all of them.
+
+        Unlike that of other datasets it deals out examples, not batches, after the shuffle: in each epoch a shard has
+        other examples if the dataset reshuffles.
+
+        Args:
+            num_shards: number of parts.
+            index: which of them, from 0.
+            name: name of the tf.data operation; not used.
+
+        Raises:
+            ValueError: `index` is not below `num_shards`; more shards than examples; a `tf.data.Dataset` without a
+                store.
+        """
+        if self._pipeline is None:
+            raise ValueError(
+                "Only examples that have positions can be dealt out. Apply shard() to the tf.data.Dataset before it is "
+                "given to FastDataset, or use cache='memory' or 'disk'."
+            )
+        order = self._pipeline.order.shard(int(num_shards), int(index))
+        if order.num_examples == 0:
+            raise ValueError(
+                f"Shard {index} of {num_shards} would be empty: there are {self._pipeline.order.num_examples} examples."
+            )
+        part = type(self).__new__(type(self))
+        # The seed in use, which may have been drawn: shards of different orders would overlap.
+        part._assemble(self._source, self._settings.with_seed(self.seed), self.class_names, order, like=self)
+        return part
+
+    # What it knows of its examples.
+
+    @property
+    def stored_in(self) -> Literal["memory", "disk"] | None:
+        """Where examples are kept once they are made."""
+        if self._pipeline is None or self._pipeline.store is None:
+            return None
+        return self._pipeline.store.kind
+
+    @property
+    def labels(self) -> Any:
+        """The labels in the order in which examples are yielded, before `map_fn`; class numbers where there are classes.
+
+        Shape `(examples,)` for classes. What `drop_remainder` or `on_error="skip"` leave out is left out here too.
+
+        Raises:
+            ValueError: there are no labels, the order changes from epoch to epoch, or it is not known yet what will be
+                skipped.
+        """
+        positions = self._fixed_positions("labels")
+        labels = self._source.labels_at(positions)
+        if labels is None:
+            raise ValueError("This dataset has no labels: it was built without `y` or `labels`.")
+        return labels
+
+    @property
+    def file_paths(self) -> list[str]:
+        """The files in the order in which they are yielded; raises as `labels` does."""
+        if not isinstance(self._source, FileSource):
+            raise ValueError("This dataset is not made of files, so it has no `file_paths`.")
+        return [self._source.paths[position] for position in self._fixed_positions("file_paths")]
+
+    @property
+    def skipped(self) -> list[SkippedExample]:
+        """What `on_error="skip"` has left out so far, with paths and reasons, in the order of positions."""
+        if self._pipeline is None:
+            return []
+        return [example for _, example in sorted(self._pipeline.failures.skipped.items())]
+
+    def report(self, seconds: float = 5.0) -> PipelineReport:
+        """Measures each stage by itself, and the whole, and prints a table.
+
+        Args:
+            seconds: about how long to measure, in all. Default 5.
+
+        Returns:
+            The figures: examples a second of each stage, its share of the time, the slowest one and what to change.
+            No epoch is counted, and nothing is written to the store.
+
+        Raises:
+            ValueError: the dataset is over a `tf.data.Dataset` without a store, whose stages can't be seen.
+        """
+        if self._pipeline is None or isinstance(self._source, TfDatasetSource):
+            raise ValueError("report() measures arrays and files; the stages of a tf.data.Dataset can't be told apart.")
+        report = measure_pipeline(self._pipeline, seconds)
+        report.print()
+        return report
+
+    def _fixed_positions(self, what: str) -> np.ndarray:
+        """The positions in yield order, where there is one."""
+        if self._pipeline is None:
+            raise ValueError(f"`{what}` of a tf.data.Dataset without a store can't be known.")
+        order, failures = self._pipeline.order, self._pipeline.failures
+        if not order.is_fixed:
+            raise ValueError(
+                f"`{what}` has no fixed order: shuffle=True gives each epoch another. Use shuffle=False for evaluation, "
+                "or reshuffle_each_epoch=False."
+            )
+        positions = order.positions(0)
+        if self._pipeline.may_skip:
+            if not failures.pass_complete:
+                raise ValueError(
+                    f"`{what}` can't be known before one epoch is through: on_error='skip' may leave examples out. "
+                    "Iterate once."
+                )
+            positions = positions[~failures.are_failed(positions)]
+        if self._settings.drop_remainder:
+            positions = positions[: len(positions) // self._settings.batch_size * self._settings.batch_size]
+        return positions
+
+
+def _source_of(x: Any, y: Any, sample_weight: Any, settings: Settings) -> Source:
+    if isinstance(x, tf.data.Dataset):
+        if y is not None or sample_weight is not None:
+            raise ValueError(
+                "`y` and `sample_weight` can't be given beside a tf.data.Dataset: its elements are (x, y) or "
+                "(x, y, sample_weight). Use tf.data.Dataset.zip."
+            )
+        return TfDatasetSource(x, int(x.cardinality()))
+    if callable(x) or isinstance(x, keras.utils.PyDataset) or hasattr(x, "__next__"):
+        raise TypeError(
+            f"`x` must be arrays (also in dicts, tuples and lists) or a tf.data.Dataset. Received: {type(x).__name__}. A "
+            "Python generator can be wrapped by tf.data.Dataset.from_generator, at the speed of one Python thread."
+        )
+    return ArraySource(x, y, sample_weight, memory_maps_stay_on_disk=settings.cache != "memory")
+
+
+def _settings_of(options: dict[str, Any], constructor: str) -> Settings:
+    try:
+        return Settings(**options)
+    except TypeError as error:
+        unknown = sorted(set(options) - set(Settings.__dataclass_fields__))
+        if not unknown:
+            raise
+        known = ", ".join(Settings.__dataclass_fields__)
+        raise TypeError(f"{constructor}() has no option {', '.join(unknown)}. Its further options are: {known}.") from error

@@ -1,0 +1,110 @@
+"""The options that all kinds of FastDataset share, checked before anything is built."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Callable
+from typing import Any, Literal
+
+from keras_turbo.data.disk_store import default_cache_dir
+from keras_turbo.data.failures import ON_ERROR
+
+Cache = Literal["auto", "memory", "disk", False]
+CACHES: tuple[Any, ...] = ("auto", "memory", "disk", False)
+
+# Loads that wait for the disk leave room for others to decode; twice the cores was never slower than once.
+_LOADS_PER_CORE = 2
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What `FastDataset` documents under these names.
+
+    Raises:
+        TypeError, ValueError: an option that can't be, with what it could be.
+    """
+
+    batch_size: int | None = 32
+    shuffle: bool = False
+    seed: int | None = None
+    reshuffle_each_epoch: bool = True
+    map_fn: Callable | None = None
+    augment_fn: Callable | None = None
+    cache: Cache = "auto"
+    cache_dir: str | os.PathLike | None = None
+    drop_remainder: bool = False
+    workers: int | None = None
+    on_error: Literal["raise", "skip"] = "raise"
+
+    def __post_init__(self) -> None:
+        check_count("batch_size", self.batch_size, "None, for examples one by one (or as they come)")
+        check_count("workers", self.workers, "None, for as many as the cores want")
+        for name in ("shuffle", "reshuffle_each_epoch", "drop_remainder"):
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                hint = " All examples are shuffled, so there is no buffer to size." if name == "shuffle" else ""
+                raise TypeError(f"`{name}` must be True or False. Received: {name}={value!r}.{hint}")
+        if self.seed is not None and not _is_integer(self.seed):
+            raise TypeError(f"`seed` must be an integer or None. Received: seed={self.seed!r}.")
+        if self.seed is not None and not 0 <= self.seed < 2**63:
+            raise ValueError(f"`seed` must lie between 0 and 2**63 - 1. Received: seed={self.seed}.")
+        if not any(self.cache is known or (isinstance(known, str) and self.cache == known) for known in CACHES):
+            raise ValueError(
+                f"`cache` must be 'auto', 'memory', 'disk' or False. Received: cache={self.cache!r}."
+                + (" 'auto' picks memory or disk by what is free." if self.cache is True else "")
+            )
+        if self.on_error not in ON_ERROR:
+            raise ValueError(f"`on_error` must be 'raise' or 'skip'. Received: on_error={self.on_error!r}.")
+        for name in ("map_fn", "augment_fn"):
+            if getattr(self, name) is not None and not callable(getattr(self, name)):
+                raise TypeError(
+                    f"`{name}` must be a function, a Keras layer or None. Received: {name}={getattr(self, name)!r}."
+                )
+        if self.drop_remainder and self.batch_size is None:
+            raise ValueError("`drop_remainder=True` has no meaning with batch_size=None: there are no batches.")
+
+    def for_validation(self) -> Settings:
+        """The same without what is for training only."""
+        return dataclasses.replace(self, shuffle=False, augment_fn=None)
+
+    def with_seed(self, seed: int) -> Settings:
+        """The same with a seed that is settled."""
+        return dataclasses.replace(self, seed=seed)
+
+    @property
+    def parallel_calls(self) -> int:
+        """How many examples are made at a time."""
+        return self.workers or _LOADS_PER_CORE * available_cores()
+
+    @property
+    def cache_folder(self) -> pathlib.Path:
+        """Where disk stores are kept."""
+        return default_cache_dir() / "examples" if self.cache_dir is None else pathlib.Path(os.fspath(self.cache_dir))
+
+
+def available_cores() -> int:
+    """Cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def check_count(name: str, value: Any, none_means: str) -> None:
+    """Checks a positive integer that may be None.
+
+    Raises:
+        TypeError, ValueError: it is something else.
+    """
+    if value is None:
+        return
+    if not _is_integer(value):
+        raise TypeError(f"`{name}` must be a positive integer, or {none_means}. Received: {name}={value!r}.")
+    if value < 1:
+        raise ValueError(f"`{name}` must be at least 1, or {none_means}. Received: {name}={value}.")
+
+
+def _is_integer(value: Any) -> bool:
+    # A bool is an int to Python; batch_size=True would be a batch of one.
+    return hasattr(value, "__index__") and not isinstance(value, bool)

@@ -1,0 +1,1 @@
+"""Where examples come from: one kind of input a module."""

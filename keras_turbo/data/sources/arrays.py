@@ -1,0 +1,141 @@
+"""Arrays in memory, and `numpy.memmap`s on disk, as examples."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_turbo.data.sources.source import Identity, Source
+
+_HASH_CHUNK_BYTES = 1 << 24
+
+
+class ArraySource(Source):
+    """One example for each row of `x`, `y` and `sample_weight`.
+
+    Args:
+        x: array, or dict, tuple or list of arrays (nested as wanted), each of shape `(num_examples, ...)`: numpy,
+            TensorFlow, JAX or torch arrays, pandas frames, lists of numbers or strings. Floats become Keras' `floatx`,
+            as `fit(x, y)` makes them. Arrays are copied into TensorFlow's memory, but for a `numpy.memmap`, which
+            stays on disk and is read row by row.
+        y: the same for targets, or None.
+        sample_weight: the same for weights, or None; needs `y`.
+        memory_maps_stay_on_disk: whether a `numpy.memmap` is left where it is. Default True.
+
+    Raises:
+        ValueError: no rows, or arrays of unequal lengths.
+        TypeError: something that is no array of numbers or strings.
+    """
+
+    in_memory = True
+
+    def __init__(
+        self, x: Any, y: Any = None, sample_weight: Any = None, *, memory_maps_stay_on_disk: bool = True
+    ) -> None:
+        if y is None and sample_weight is not None:
+            raise ValueError("`sample_weight` was given without `y`: weights belong to targets. Give `y` too.")
+        named_parts = {"x": x, "y": y, "sample_weight": sample_weight}
+        parts = {name: _as_tuples(part) for name, part in named_parts.items() if part is not None}
+        lengths = {}
+        leaves = []
+        for name, part in parts.items():
+            for index, leaf in enumerate(tf.nest.flatten(part)):
+                array = _as_array(leaf, name)
+                lengths[name if not tf.nest.is_nested(part) else f"{name}[{index}]"] = len(array)
+                leaves.append(array)
+        if not lengths:
+            raise ValueError(f"`x` holds no array. Received: x={x!r}.")
+        if len(set(lengths.values())) > 1:
+            listed = ", ".join(f"{name}: {length}" for name, length in lengths.items())
+            raise ValueError(f"All arrays must have the same number of examples (rows). Received {listed}.")
+        if not next(iter(lengths.values())):
+            raise ValueError("The arrays hold no example: their first axis has length 0.")
+        # x alone stays x, but a tuple x alone would be taken for (x, y).
+        if len(parts) > 1 or isinstance(parts["x"], tuple):
+            structure: Any = tuple(parts.values())
+        else:
+            structure = parts["x"]
+        self._structure = structure
+        self._has_y = y is not None
+        self._arrays = leaves
+        with tf.device("CPU:0"):
+            self._tensors = [
+                a if isinstance(a, np.memmap) and memory_maps_stay_on_disk else tf.convert_to_tensor(a) for a in leaves
+            ]
+
+    @property
+    def num_examples(self) -> int:
+        return len(self._arrays[0])
+
+    def gather(self, positions: tf.Tensor) -> Any:
+        return tf.nest.pack_sequence_as(self._structure, [_rows(tensor, positions) for tensor in self._tensors])
+
+    def load(self, position: tf.Tensor, seed: tf.Tensor) -> Any:
+        return self.gather(position)
+
+    def describe(self, position: int) -> str:
+        return f"the example at index {position}"
+
+    def labels_at(self, positions: np.ndarray) -> Any:
+        if not self._has_y:
+            return None
+        return tf.nest.map_structure(
+            lambda array: array[positions], tf.nest.pack_sequence_as(self._structure, self._arrays)[1]
+        )
+
+    def identity(self) -> Identity:
+        hasher = hashlib.blake2b(digest_size=16)
+        for array in self._arrays:
+            hasher.update(f"{array.shape}{array.dtype}".encode())
+            if array.dtype == object:  # strings: TensorFlow's are bytes objects
+                for item in array.ravel():
+                    encoded = item if isinstance(item, bytes) else str(item).encode()
+                    hasher.update(len(encoded).to_bytes(8, "little") + encoded)
+                continue
+            rows = max(1, _HASH_CHUNK_BYTES // max(1, array.nbytes // max(1, len(array))))
+            for start in range(0, len(array), rows):
+                hasher.update(np.ascontiguousarray(array[start : start + rows]).tobytes())
+        # The data is part of the recipe: other arrays are other examples, not a newer state of these.
+        return Identity(recipe={"kind": "arrays", "data": hasher.hexdigest()}, content=None)
+
+
+def _as_tuples(part: Any) -> Any:
+    """Lists of arrays as tuples, since tf.data takes a list for something to stack; lists of numbers stay."""
+    if isinstance(part, dict):
+        return {key: _as_tuples(value) for key, value in part.items()}
+    if isinstance(part, (tuple, list)) and part and all(_is_arrays(item) for item in part):
+        return tuple(_as_tuples(item) for item in part)
+    return np.asarray(part) if isinstance(part, (tuple, list)) else part
+
+
+def _is_arrays(item: Any) -> bool:
+    return isinstance(item, dict) or (hasattr(item, "shape") and len(item.shape) > 0) or hasattr(item, "iloc")
+
+
+def _as_array(leaf: Any, name: str) -> np.ndarray:
+    array = leaf if isinstance(leaf, np.memmap) else np.asarray(leaf)
+    if array.ndim == 0:
+        raise TypeError(f"`{name}` must hold arrays with one row for each example. Received a scalar: {leaf!r}.")
+    if array.dtype == object and not all(isinstance(item, (str, bytes)) for item in array.ravel()):
+        raise TypeError(
+            f"`{name}` must hold numbers or strings in arrays of a regular shape. Received an array of Python objects "
+            f"(of type {type(array.ravel()[0]).__name__}). Pad ragged rows, or give a tf.data.Dataset."
+        )
+    if np.issubdtype(array.dtype, np.floating) and array.dtype != keras.config.floatx():
+        if isinstance(array, np.memmap):
+            return array  # cast row by row: a copy of it may not fit in memory
+        array = array.astype(keras.config.floatx())
+    return array
+
+
+def _rows(data: tf.Tensor | np.memmap, positions: tf.Tensor) -> tf.Tensor:
+    if not isinstance(data, np.memmap):
+        return tf.gather(data, positions)
+    dtype = tf.as_dtype(data.dtype)
+    rows = tf.numpy_function(lambda wanted: np.asarray(data[wanted]), [positions], dtype)
+    rows.set_shape([*positions.shape, *data.shape[1:]])
+    return tf.cast(rows, keras.config.floatx()) if dtype.is_floating else rows

@@ -1,0 +1,148 @@
+"""Files, each of which is one example."""
+
+from __future__ import annotations
+
+import glob
+import os
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_turbo.data.fingerprint import function_fingerprint
+from keras_turbo.data.labels import encode_labels, labels_of_paths
+from keras_turbo.data.sources.source import Identity, Source
+
+
+class FileSource(Source):
+    """One example for each file.
+
+    Args:
+        paths: the files.
+        load_path: graph code that makes an example's `x` (or a whole element) of a path: `(path, seed) -> x`.
+        labels: array with a row for each path, put behind x as `y`; None for x alone.
+        class_numbers: the same as class numbers, where there are classes and `labels` has them in another form.
+        recipe: gives a JSON-able description of `load_path`, or None where it can't be told.
+        is_random: whether `load_path` uses its seed.
+        loading_is_called: the name of what `load_path` does, in a report.
+    """
+
+    can_fail = True
+
+    def __init__(
+        self,
+        paths: Sequence[str],
+        load_path: Callable[[tf.Tensor, tf.Tensor], Any],
+        labels: np.ndarray | None,
+        class_numbers: np.ndarray | None,
+        recipe: Callable[[], Any],
+        is_random: bool = False,
+        loading_is_called: str = "load",
+    ) -> None:
+        self.paths = list(paths)
+        self._labels = labels
+        self._class_numbers = class_numbers
+        self.is_random = is_random
+        self.loading_is_called = loading_is_called
+        self._load_path = load_path
+        self._recipe = recipe
+        with tf.device("CPU:0"):
+            self._path_tensor = tf.constant(self.paths, tf.string)
+            self._label_tensor = None if labels is None else tf.convert_to_tensor(labels)
+
+    @property
+    def num_examples(self) -> int:
+        return len(self.paths)
+
+    def load(self, position: tf.Tensor, seed: tf.Tensor) -> Any:
+        example = self._load_path(tf.gather(self._path_tensor, position), seed)
+        if self._label_tensor is None:
+            return example
+        return example, tf.gather(self._label_tensor, position)
+
+    def read(self, position: tf.Tensor) -> tf.Tensor:
+        """Graph code: reads one file and gives its length, for measuring."""
+        return tf.strings.length(tf.io.read_file(tf.gather(self._path_tensor, position)))
+
+    def describe(self, position: int) -> str:
+        return self.paths[position]
+
+    def labels_at(self, positions: np.ndarray) -> np.ndarray | None:
+        labels = self._labels if self._class_numbers is None else self._class_numbers
+        return None if labels is None else labels[positions]
+
+    def identity(self) -> Identity | None:
+        recipe = self._recipe()
+        if recipe is None:
+            return None
+        content = []
+        for path in map(os.path.abspath, self.paths):
+            try:
+                status = os.stat(path)
+                content.append([path, status.st_size, status.st_mtime_ns])
+            except OSError:  # gone meanwhile: loading it says so
+                content.append([path, -1, -1])
+        labels = None if self._labels is None else self._labels.tolist()
+        return Identity(recipe=recipe, content={"files": content, "labels": labels})
+
+
+def files_source(
+    pattern: str | os.PathLike | Sequence[str | os.PathLike],
+    load_fn: Callable[[tf.Tensor], Any],
+    labels: Any,
+    label_mode: str,
+    class_names: Sequence[str] | None,
+) -> tuple[FileSource, list[str] | None]:
+    """The source of `FastDataset.from_files`, and its class names."""
+    if not callable(load_fn):
+        raise TypeError(f"`load_fn` must be a function of a path. Received: {load_fn!r}.")
+    paths = find_files(pattern)
+    encoded = numbers = names = None
+    if labels is not None:
+        encoded, numbers, names = encode_labels(labels_of_paths(labels, paths), label_mode, class_names)
+
+    def recipe() -> Any:
+        digest = function_fingerprint(load_fn, [tf.TensorSpec([], tf.string)])
+        patterns = [pattern] if isinstance(pattern, (str, os.PathLike)) else pattern
+        where = [os.path.abspath(os.fspath(one)) for one in patterns]
+        return digest and {"kind": "files", "where": where, "load_fn": digest, "label_mode": label_mode}
+
+    return FileSource(paths, lambda path, seed: load_fn(path), encoded, numbers, recipe), names
+
+
+def find_files(pattern: str | os.PathLike | Sequence[str | os.PathLike]) -> list[str]:
+    """The files that a pattern matches, sorted.
+
+    Args:
+        pattern: a glob pattern (`**` crosses folders), or a list of patterns or paths.
+
+    Raises:
+        ValueError: nothing matches one of the patterns.
+    """
+    patterns = [pattern] if isinstance(pattern, (str, os.PathLike)) else list(pattern)
+    if not patterns:
+        raise ValueError("`pattern` is an empty list. Give a glob pattern such as 'photos/**/*.jpg', or a list of paths.")
+    found: set[str] = set()
+    for one in patterns:
+        text = os.fspath(one)
+        # A path that exists is itself, even if it has a bracket in its name.
+        matches = [text] if os.path.isfile(text) else [p for p in glob.glob(text, recursive=True) if os.path.isfile(p)]
+        if not matches:
+            raise ValueError(
+                f"No file matches the pattern {text!r}{_nearest_folder(text)}. "
+                "Check the path; `**` is needed to match files in folders below."
+            )
+        found.update(matches)
+    return sorted(found)
+
+
+def _nearest_folder(pattern: str) -> str:
+    """Where a pattern stops to exist, for the error."""
+    folder = pathlib.Path(pattern)
+    while glob.has_magic(str(folder)) or not folder.exists():
+        if folder == folder.parent:
+            return ""
+        folder = folder.parent
+    return f" (the folder {str(folder)!r} exists)"

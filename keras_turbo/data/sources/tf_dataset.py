@@ -1,0 +1,95 @@
+"""A `tf.data.Dataset` of examples, which can be read from its beginning only."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from keras_turbo.data.example_store import ExampleStore, bytes_per_example, why_not_storable
+from keras_turbo.data.free_memory import free_memory_bytes
+from keras_turbo.data.progress import progress_bar
+from keras_turbo.data.sources.source import Identity, Source
+
+# Examples that the source makes together while a store is filled: the store is written once for each such batch.
+_FILL_BATCH = 32
+
+# A buffered shuffle holds at most this many examples, and this share of the free memory: the habit of tf.data users.
+_LARGEST_SHUFFLE_BUFFER = 10_000
+_SHUFFLE_BUFFER_SHARE = 0.125
+
+
+class TfDatasetSource(Source):
+    """The elements of a `tf.data.Dataset`, with positions in its own order once they are in a store.
+
+    Args:
+        dataset: elements are examples (or, with `batch_size=None`, whatever shall reach the model).
+        num_examples: its cardinality; negative where unknown or infinite.
+    """
+
+    def __init__(self, dataset: tf.data.Dataset, num_examples: int) -> None:
+        self.dataset = dataset
+        self._num_examples = num_examples
+
+    @property
+    def num_examples(self) -> int:
+        return self._num_examples
+
+    def load(self, position: tf.Tensor, seed: tf.Tensor) -> Any:
+        raise TypeError("A tf.data.Dataset can't be read by position.")
+
+    def any_element(self) -> Any:
+        """Graph code: some element, for tracing what follows."""
+        return self.dataset.get_single_element()
+
+    def describe(self, position: int) -> str:
+        return f"element {position} of the tf.data.Dataset"
+
+    def identity(self) -> Identity | None:
+        return None
+
+    def fill(self, store: ExampleStore, map_element: Callable[[Any], Any]) -> None:
+        """Writes every example into a store, with a progress bar if there is a terminal."""
+        if store.num_filled == store.num_examples:
+            return
+        positions_and_examples = self.dataset.map(
+            lambda *parts: map_element(parts if len(parts) > 1 else parts[0]),
+            num_parallel_calls=tf.data.AUTOTUNE,
+            deterministic=True,
+        ).enumerate()
+        with progress_bar("Filling the example store", store.num_examples) as advance:
+            for positions, examples in positions_and_examples.batch(_FILL_BATCH):
+                store.write(positions.numpy(), *(leaf.numpy() for leaf in store.to_stored(examples)))
+                advance(len(positions))
+        store.save()
+        if store.num_filled != store.num_examples:
+            raise ValueError(
+                f"The tf.data.Dataset gave {store.num_filled} elements, where its cardinality() says "
+                f"{store.num_examples}. Correct it with tf.data.experimental.assert_cardinality."
+            )
+
+    def shuffled(self, seed: tf.Tensor) -> tf.data.Dataset:
+        """Graph code: the dataset shuffled through a buffer by a seed (int64 scalar), for one epoch."""
+        return self.dataset.shuffle(self.shuffle_buffer_size, seed=seed, reshuffle_each_iteration=False)
+
+    @property
+    def shuffle_buffer_size(self) -> int:
+        """Elements that the buffered shuffle holds."""
+        size = _LARGEST_SHUFFLE_BUFFER if self._num_examples < 0 else min(self._num_examples, _LARGEST_SHUFFLE_BUFFER)
+        if why_not_storable(self.dataset.element_spec) is None:
+            budget = _SHUFFLE_BUFFER_SHARE * free_memory_bytes()
+            size = min(size, int(budget / max(1, bytes_per_example(self.dataset.element_spec))))
+        return max(size, 1)
+
+    def warn_of_buffered_shuffle(self) -> None:
+        """Says that this is no full shuffle, where it is none."""
+        size = self.shuffle_buffer_size
+        if 0 <= self._num_examples <= size:
+            return
+        warnings.warn(
+            f"shuffle=True of a tf.data.Dataset without a store mixes {size} neighbouring elements at a time. For a full "
+            "shuffle give cache='memory' or cache='disk', or build the FastDataset from arrays or files.",
+            stacklevel=4,
+        )

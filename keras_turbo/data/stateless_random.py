@@ -1,0 +1,102 @@
+"""Runs a function with its stateful random ops replaced by stateless ones.
+
+`tf.random.uniform` and its like draw from a state that lives in the op. In a parallel `Dataset.map` the examples
+reach that state in any order, so that equal seeds give unequal bytes; and with a global seed set, each epoch makes
+the op anew and draws the same numbers again. A stateless op is a pure function of its seed, and has neither fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+# Stateful op -> the stateless one of the same distribution. All of the latter take `seed` as their second input and
+# know no `seed` and `seed2` attributes; the rest of inputs and attributes agree.
+_STATELESS_TWINS = {
+    "RandomUniform": "StatelessRandomUniform",
+    "RandomStandardNormal": "StatelessRandomNormal",
+    "TruncatedNormal": "StatelessTruncatedNormal",
+    "RandomUniformInt": "StatelessRandomUniformInt",
+}
+
+# Random ops without such a twin, and what else keeps a state: a Keras layer's seed generator writes to a variable.
+_OTHER_STATEFUL_OPS = {
+    "AssignAddVariableOp",
+    "AssignVariableOp",
+    "Multinomial",
+    "ParameterizedTruncatedNormal",
+    "RandomCrop",
+    "RandomGamma",
+    "RandomPoisson",
+    "RandomPoissonV2",
+    "RandomShuffle",
+    "SampleDistortedBoundingBox",
+    "SampleDistortedBoundingBoxV2",
+    "StatefulRandomBinomial",
+    "StatefulStandardNormalV2",
+    "StatefulTruncatedNormal",
+    "StatefulUniform",
+    "StatefulUniformFullInt",
+    "StatefulUniformInt",
+}
+
+
+def random_ops_of(function: Callable, specs: list[Any]) -> list[str]:
+    """The sorted names of the stateful random ops in a function of tensors (control flow inside it included)."""
+    graph_def = tf.function(function, autograph=True).get_concrete_function(*specs).graph.as_graph_def()
+    nodes = [*graph_def.node, *(node for inner in graph_def.library.function for node in inner.node_def)]
+    return sorted({node.op for node in nodes} & (_STATELESS_TWINS.keys() | _OTHER_STATEFUL_OPS))
+
+
+def with_stateless_random_ops(
+    function: Callable, arguments: list[tf.Tensor], seed: tf.Tensor
+) -> tuple[Any, list[str]]:
+    """Calls a function of tensors as graph code, with its random ops made functions of a seed.
+
+    Args:
+        function: takes as many tensors as there are arguments, and returns a structure of tensors.
+        arguments: what to call it with.
+        seed: int64, shape (2,).
+
+    Returns:
+        What the function returns, and the names of random ops that stayed stateful: those without a stateless twin,
+        and any inside a branch or a loop.
+    """
+    concrete = tf.function(function, autograph=True).get_concrete_function(
+        *[tf.TensorSpec(argument.shape, argument.dtype) for argument in arguments]
+    )
+    graph_def = concrete.graph.as_graph_def()
+    inner_ops = {node.op for inner in graph_def.library.function for node in inner.node_def}
+    leftover = (inner_ops & _STATELESS_TWINS.keys()) | (
+        ({node.op for node in graph_def.node} | inner_ops) & _OTHER_STATEFUL_OPS
+    )
+    random_nodes = [node for node in graph_def.node if node.op in _STATELESS_TWINS]
+    if not random_nodes:
+        return function(*arguments), sorted(leftover)
+
+    input_map = {}
+    for index, node in enumerate(random_nodes):
+        node.op = _STATELESS_TWINS[node.op]
+        for attribute in ("seed", "seed2"):
+            del node.attr[attribute]
+        node.attr["Tseed"].type = tf.int64.as_datatype_enum
+        placeholder = f"keras_turbo_seed_{index}"
+        node.input.insert(1, placeholder)
+        graph_def.node.add(name=placeholder, op="Placeholder").attr["dtype"].type = tf.int64.as_datatype_enum
+        # Each op has numbers of its own; 64 bits of the seed stay, so that examples do too.
+        input_map[placeholder] = tf.random.experimental.stateless_fold_in(seed, tf.constant(index, tf.int64))
+    placeholders = [tensor.op.name for tensor in concrete.graph.inputs]
+    # Identity brings tensors and variables from outside into the graph at hand.
+    captured = [tf.identity(tensor) for tensor in concrete.captured_inputs]
+    input_map.update(zip(placeholders, [*arguments, *captured], strict=True))
+    outputs = tf.graph_util.import_graph_def(
+        graph_def,
+        input_map=input_map,
+        return_elements=[tensor.name for tensor in concrete.graph.outputs],
+        name="augment",
+    )
+    for output, traced in zip(outputs, concrete.graph.outputs, strict=True):
+        output.set_shape(traced.shape)
+    return tf.nest.pack_sequence_as(concrete.structured_outputs, outputs), sorted(leftover)

@@ -1,0 +1,125 @@
+"""Whether examples are kept once they are made, and where."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from keras_turbo.data.disk_store import fits_on_disk, open_disk_store, private_disk_store
+from keras_turbo.data.example_store import (
+    ExampleStore,
+    bytes_per_example,
+    fits_in_memory,
+    memory_store,
+    why_not_storable,
+)
+from keras_turbo.data.fingerprint import function_fingerprint
+from keras_turbo.data.free_memory import free_memory_bytes
+from keras_turbo.data.settings import Settings
+from keras_turbo.data.sources.source import Source
+from keras_turbo.data.stateless_random import random_ops_of
+from keras_turbo.data.user_functions import ElementFunction
+
+
+def choose_store(
+    settings: Settings, source: Source, map_fn: ElementFunction | None, make_example: Callable[[tf.Tensor], Any]
+) -> ExampleStore | None:
+    """Opens or makes the store that `cache` asks for, or that fits where it is "auto".
+
+    Args:
+        settings: of which `cache` and `cache_folder` count.
+        source: where the examples come from; its cardinality must be known if a store is asked for.
+        map_fn: what is applied to them before they are kept.
+        make_example: graph code: one example as it would be kept, by its position.
+
+    Returns:
+        The store, or None.
+
+    Raises:
+        ValueError: a store was asked for and can't be.
+        OSError: a store on disk was asked for, and the disk is full or the folder can't be written.
+    """
+    if settings.cache is False:
+        return None
+    asked_for = settings.cache != "auto"
+    if source.is_random:
+        if asked_for:
+            raise ValueError(
+                f"cache={settings.cache!r} would keep one random crop of each image for ever. Use cache=False with "
+                "`random_resized_crop`, or crop in `augment_fn`, which comes after the store."
+            )
+        return None
+    if source.num_examples < 0:
+        raise ValueError(
+            f"cache={settings.cache!r} needs to know how many examples there are, and the tf.data.Dataset has "
+            f"{'infinitely many' if source.num_examples == tf.data.INFINITE_CARDINALITY else 'an unknown number'}. "
+            "Apply tf.data.experimental.assert_cardinality to it, or use cache=False."
+        )
+    spec = tf.data.Dataset.range(1).map(make_example).element_spec
+    obstacle = why_not_storable(spec)
+    if obstacle is not None:
+        if asked_for:
+            raise ValueError(
+                f"cache={settings.cache!r} needs examples of one fixed shape and type, but {obstacle}. Give image_size, "
+                "pad or tf.ensure_shape in map_fn, or use cache=False."
+            )
+        return None
+    random_ops = random_ops_of(make_example, [tf.TensorSpec([], tf.int64)])
+    if random_ops:
+        warnings.warn(
+            f"The examples are made with random numbers ({', '.join(random_ops)}), and "
+            + (
+                f"cache={settings.cache!r} keeps what was drawn first for all epochs. "
+                if asked_for
+                else "so they are not cached. "
+            )
+            + "Move what is random from map_fn or load_fn to augment_fn, which comes after the store.",
+            stacklevel=5,
+        )
+        if not asked_for:
+            return None
+    num_bytes = source.num_examples * bytes_per_example(spec)
+    if settings.cache == "memory":
+        free = free_memory_bytes()
+        if num_bytes > free:
+            raise ValueError(
+                f"cache='memory' needs {_gigabytes(num_bytes)} for {source.num_examples} examples, but "
+                f"{_gigabytes(free)} are free. Use cache='disk', smaller examples, or cache='auto'."
+            )
+        return memory_store(spec, source.num_examples)
+    if settings.cache == "disk":
+        return _disk_store(settings, source, map_fn, spec)
+    if fits_in_memory(num_bytes):
+        return memory_store(spec, source.num_examples)
+    if fits_on_disk(num_bytes, settings.cache_folder):
+        try:
+            return _disk_store(settings, source, map_fn, spec)
+        except OSError as error:
+            warnings.warn(
+                f"The examples are not cached: {settings.cache_folder} can't take {_gigabytes(num_bytes)} ({error}). "
+                "Give another folder as `cache_dir`.",
+                stacklevel=5,
+            )
+    return None
+
+
+def _disk_store(settings: Settings, source: Source, map_fn: ElementFunction | None, spec: Any) -> ExampleStore:
+    identity = source.identity()
+    map_digest: str | None = "none"
+    if identity is not None and map_fn is not None:
+        source_spec = tf.data.Dataset.range(1).map(lambda p: source.load(p, tf.zeros([2], tf.int64))).element_spec
+        map_digest = function_fingerprint(
+            lambda *leaves: map_fn(tf.nest.pack_sequence_as(source_spec, leaves)), tf.nest.flatten(source_spec)
+        )
+    folder = settings.cache_folder.absolute()
+    if identity is None or map_digest is None:
+        return private_disk_store(spec, source.num_examples, folder)
+    recipe = {"source": identity.recipe, "map_fn": map_digest, "tensorflow": tf.__version__}
+    return open_disk_store(spec, source.num_examples, folder, recipe, identity.content)
+
+
+def _gigabytes(num_bytes: float) -> str:
+    return f"{num_bytes / 1e9:.2f} GB"

@@ -1,0 +1,63 @@
+"""Builds the graph of a dataset over a `tf.data.Dataset` without a store: its own order, or a buffered shuffle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from keras_turbo.data.example_order import EpochCounter
+from keras_turbo.data.pipeline import PREFETCHED_BATCHES, data_options
+from keras_turbo.data.sources.tf_dataset import TfDatasetSource
+from keras_turbo.data.user_functions import ElementFunction, RandomFunction
+
+
+def stream_dataset(
+    source: TfDatasetSource,
+    *,
+    shuffle: bool,
+    reshuffle_each_epoch: bool,
+    seed: int,
+    batch_size: int | None,
+    drop_remainder: bool,
+    map_fn: ElementFunction | None,
+    augment_fn: RandomFunction | None,
+    parallel_calls: int,
+    counter: EpochCounter,
+) -> tf.data.Dataset:
+    """The elements of a dataset mapped, augmented and batched, a new epoch each time it is iterated."""
+
+    def epoch_of(_: tf.Tensor) -> tf.data.Dataset:
+        epoch = counter.begin_epoch()
+        seed_of_epoch = tf.stack([tf.constant(seed, tf.int64), epoch if reshuffle_each_epoch else tf.zeros_like(epoch)])
+        elements = source.dataset
+        if shuffle:
+            shuffle_seed = tf.random.stateless_uniform(
+                [], seed_of_epoch, minval=1, maxval=tf.int64.max, dtype=tf.int64, alg="philox"
+            )
+            elements = source.shuffled(shuffle_seed)
+        if map_fn is None and augment_fn is None:
+            return elements
+
+        def one(ordinal: tf.Tensor, *parts: Any) -> Any:
+            element = parts if len(parts) > 1 else parts[0]
+            if map_fn is not None:
+                element = map_fn(element)
+            if augment_fn is not None:
+                example_seed = tf.stack([tf.constant(seed, tf.int64), epoch])
+                element = augment_fn(element, tf.random.experimental.stateless_fold_in(example_seed, ordinal))
+            return element
+
+        def unpacked(ordinal: tf.Tensor, element: Any) -> Any:
+            return one(ordinal, *element) if isinstance(element, tuple) else one(ordinal, element)
+
+        return elements.enumerate().map(unpacked, num_parallel_calls=parallel_calls, deterministic=True)
+
+    elements = tf.data.Dataset.from_tensors(0).flat_map(epoch_of)
+    if source.num_examples >= 0:
+        elements = elements.apply(tf.data.experimental.assert_cardinality(source.num_examples))
+    elif source.num_examples == tf.data.INFINITE_CARDINALITY:
+        elements = elements.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+    if batch_size is not None:
+        elements = elements.batch(batch_size, drop_remainder=drop_remainder)
+    return elements.prefetch(PREFETCHED_BATCHES).with_options(data_options())
