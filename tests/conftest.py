@@ -1,0 +1,71 @@
+"""What holds for every test: a known environment, known seeds, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+SESSION_FOLDER = Path(tempfile.mkdtemp(prefix="keras_turbo_tests_"))
+
+# These are read once, when TensorFlow and Keras are imported, so they are set before anything below imports them.
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+os.environ["KERAS_BACKEND"] = "tensorflow"
+# The user's own keras.json and caches are neither read nor written.
+os.environ["KERAS_HOME"] = str(SESSION_FOLDER / "keras")
+os.environ["XDG_CACHE_HOME"] = str(SESSION_FOLDER / "cache")
+
+import keras  # noqa: E402 (see above)
+import tensorflow as tf  # noqa: E402 (see above)
+
+from tests.leak_guards import fail_on_leaks  # noqa: E402, F401 (see above; pytest finds the fixture by its name here)
+
+# Two devices, so that strategies have something to distribute over. It can be set only before TensorFlow starts.
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+)
+
+
+def pytest_unconfigure() -> None:
+    """Removes the session's folder."""
+    shutil.rmtree(SESSION_FOLDER, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def known_seeds() -> None:
+    """Seeds Python, NumPy and TensorFlow anew for each test, so that no result depends on which tests ran before."""
+    keras.utils.set_random_seed(20)
+
+
+@pytest.fixture
+def set_dtype_policy() -> Iterator[Callable[[str], None]]:
+    """Gives a function that sets the global dtype policy until the end of the test."""
+    before = keras.config.dtype_policy()
+    yield keras.config.set_dtype_policy
+    keras.config.set_dtype_policy(before)
+
+
+@pytest.fixture(scope="session")
+def two_cpu_strategy() -> tf.distribute.MirroredStrategy:
+    """A MirroredStrategy over two virtual CPU devices."""
+    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+
+
+@pytest.fixture
+def run_python() -> Callable[..., str]:
+    """Gives a function that runs source code in a fresh process with arguments, and returns what it printed."""
+
+    def run(source: str, *arguments: object) -> str:
+        command = [sys.executable, "-c", textwrap.dedent(source), *map(str, arguments)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done.stdout
+
+    return run
