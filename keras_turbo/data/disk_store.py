@@ -36,6 +36,9 @@ _SAVE_INTERVAL_SECONDS = 30.0
 # A folder that was begun and not finished for so long belongs to a process that died.
 _ABANDONED_AFTER_SECONDS = 3600.0
 
+# Two processes that find the same damaged store may each remove what the other has put in its place, once.
+_OPENING_TRIES = 3
+
 
 def default_cache_dir() -> pathlib.Path:
     """The user's cache folder for keras_turbo: `$XDG_CACHE_HOME/keras_turbo`, by default `~/.cache/keras_turbo`."""
@@ -79,7 +82,7 @@ class DiskStore(ExampleStore):
                 # Somebody else's finished store: private pages, so that a write can't reach it.
                 arrays.append(np.lib.format.open_memmap(path, mode="c"))
         filled = aligned_zeros((len(arrays[0]),), np.bool_)
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError):  # nothing is filled yet
             filled[:] = np.load(folder / "filled.npy", allow_pickle=False)
         super().__init__(element_spec, arrays, filled)
         self.folder = folder
@@ -102,7 +105,7 @@ def _save_marks(folder: pathlib.Path, arrays: list[np.ndarray], filled: np.ndarr
     marks_path = folder / "filled.npy"
     try:
         saved = np.load(marks_path, allow_pickle=False)
-    except (OSError, ValueError):
+    except (OSError, ValueError, EOFError):
         saved = np.zeros_like(filled)
     # Another process may have filled other rows.
     merged = filled | saved
@@ -155,11 +158,18 @@ def open_disk_store(
             abandoned = sibling != folder
         if abandoned:
             shutil.rmtree(sibling, ignore_errors=True)
-    if not _is_whole(folder, element_spec, num_examples):
-        shutil.rmtree(folder, ignore_errors=True)
-        manifest = {"recipe": recipe, "content": content, "num_examples": num_examples}
-        _make_folder(folder, element_spec, num_examples, manifest)
-    return DiskStore(element_spec, folder)
+    manifest = {"recipe": recipe, "content": content, "num_examples": num_examples}
+    for _ in range(_OPENING_TRIES):
+        was_there = folder.exists()  # asked first: what another process puts there meanwhile is whole
+        if not _is_whole(folder, element_spec, num_examples):
+            if was_there:
+                shutil.rmtree(folder, ignore_errors=True)
+            _make_folder(folder, element_spec, num_examples, manifest)
+        try:
+            return DiskStore(element_spec, folder)
+        except FileNotFoundError:  # another process that began at the same moment has just replaced it
+            continue
+    raise FileNotFoundError(f"The store {folder} was removed by another process {_OPENING_TRIES} times in a row.")
 
 
 def private_disk_store(element_spec: Any, num_examples: int, cache_dir: pathlib.Path) -> DiskStore:
@@ -224,5 +234,5 @@ def _is_whole(folder: pathlib.Path, element_spec: Any, num_examples: int) -> boo
                 return False
         marks = folder / "filled.npy"
         return not marks.exists() or np.load(marks, allow_pickle=False).shape == (num_examples,)
-    except (OSError, ValueError):
+    except (OSError, ValueError, EOFError):
         return False

@@ -12,9 +12,13 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-# index_shuffle walks a cipher of at least 16 bits until it falls into range: measured at 0.8 us an index for 10,000
+# RandomIndexShuffle walks a cipher of at least 16 bits until it falls into range: measured at 0.8 us an index for 10,000
 # positions, but 7 us for 1,000 and 80 us for 100. Up to this many positions a permutation is drawn whole (0.5 MB).
 WHOLE_PERMUTATION_LIMIT = 65_536
+
+# Rounds of the block cipher. With the 4 of tf.random.experimental.index_shuffle the orders of consecutive epochs are
+# related (100,000 positions: most examples move by one of a few distances); with 8 no test told them from random ones.
+_CIPHER_ROUNDS = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,9 +28,9 @@ class ExampleOrder:
     The order of an epoch is a pure function of `(seed, epoch, shard_index)`; nothing is drawn from a global generator,
     and no state is kept between epochs. All shards of one epoch are disjoint, and together they are complete.
 
-    Above 65,536 positions the permutation is never held in memory: position after position comes from
-    `tf.random.experimental.index_shuffle`, a format-preserving permutation by a block cipher (SIMON, Beaulieu et al.
-    2013), as in Grain. Below that it is one `tf.random.experimental.stateless_shuffle`.
+    Above 65,536 positions the permutation is never held in memory: position after position comes from TensorFlow's
+    `RandomIndexShuffle`, a format-preserving permutation by a block cipher (SIMON, Beaulieu et al. 2013), as in Grain.
+    Below that it is one `tf.random.experimental.stateless_shuffle`.
 
     Args:
         num_positions: number of positions in the source, over all shards.
@@ -93,7 +97,9 @@ class ExampleOrder:
         if not self.shuffle or self.num_positions < 2:
             return global_ordinals
 
-        seed = tf.stack([tf.constant(self.seed, tf.int64), epoch if self.reshuffle_each_epoch else tf.zeros_like(epoch)])
+        seed = tf.stack(
+            [tf.constant(self.seed, tf.int64), epoch if self.reshuffle_each_epoch else tf.zeros_like(epoch)]
+        )
         if self.num_positions <= WHOLE_PERMUTATION_LIMIT:
             # The algorithm is named since "auto_select" would give another order on another kind of device.
             permutation = tf.random.experimental.stateless_shuffle(
@@ -103,8 +109,7 @@ class ExampleOrder:
 
         def permuted(ordinals: tf.Tensor) -> tf.Tensor:
             flat = tf.reshape(global_ordinals(ordinals), [-1])
-            positions = tf.random.experimental.index_shuffle(flat, seed, self.num_positions - 1)
-            return tf.reshape(positions, tf.shape(ordinals))
+            return tf.reshape(_index_shuffled(flat, seed, self.num_positions), tf.shape(ordinals))
 
         return permuted
 
@@ -113,6 +118,27 @@ class ExampleOrder:
         with tf.device("CPU:0"):
             lookup = self.of_epoch(tf.constant(epoch, tf.int64))
             return np.asarray(lookup(tf.range(self.num_examples, dtype=tf.int64)))
+
+
+def _index_shuffled(ordinals: tf.Tensor, seed: tf.Tensor, num_positions: int) -> tf.Tensor:
+    """Graph code: positions at some ordinals (int64 vectors) of a permutation that is never whole in memory."""
+    # The cipher's key: by itself the cipher tells seeds apart too little that differ in a bit, as those of two epochs do.
+    key = tf.random.stateless_uniform([3], seed, minval=None, maxval=None, dtype=tf.int64, alg="philox")
+
+    def shuffled(indices: tf.Tensor, last: int) -> tf.Tensor:
+        return tf.raw_ops.RandomIndexShuffle(
+            index=indices, seed=key, max_index=tf.constant(last, tf.int64), rounds=_CIPHER_ROUNDS
+        )
+
+    last = num_positions - 1
+    if last & (last - 1):
+        return shuffled(ordinals, last)
+    # Where the last index is a power of four (65,536 is one), TensorFlow (2.17 to 2.21) gives its cipher a bit too few,
+    # and two ordinals get the same position. So one position more is shuffled, and what lands there goes where that
+    # one would.
+    positions = shuffled(ordinals, num_positions)
+    instead = shuffled(tf.constant([num_positions], tf.int64), num_positions)
+    return tf.where(positions == num_positions, instead, positions)
 
 
 class EpochCounter:

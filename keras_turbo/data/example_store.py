@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_turbo.data.free_memory import free_memory_bytes
+from keras_turbo.data.python_calls import call_on
 
 # TensorFlow's kernels use aligned vector loads (EIGEN_MAX_ALIGN_BYTES), and numpy aligns its memory to 16 only.
 _ALIGNMENT_BYTES = 64
@@ -25,7 +26,7 @@ LARGEST_SHARE_OF_FREE = 0.5
 
 @dataclasses.dataclass(frozen=True)
 class LeafFormat:
-    """How one tensor of an example is kept: its shape without the batch, and its type as TensorFlow and numpy see it."""
+    """How one tensor of an example is kept: its shape without the batch, its type in TensorFlow and in numpy."""
 
     shape: tuple[int, ...]
     dtype: tf.DType
@@ -44,9 +45,17 @@ def why_not_storable(element_spec: Any) -> str | None:
             return f"it holds a {type(spec).__name__}"
         if not spec.shape.is_fully_defined():
             return f"a tensor of it has the shape {spec.shape}, which differs from example to example"
-        if spec.dtype != tf.bfloat16 and not (spec.dtype.is_numpy_compatible and spec.dtype.as_numpy_dtype != object):
+        if spec.dtype != tf.bfloat16 and not _is_numpys_own(spec.dtype):
             return f"a tensor of it has the type {spec.dtype.name}"
     return None
+
+
+def _is_numpys_own(dtype: tf.DType) -> bool:
+    # Strings are Python objects there; quantized types and 8-bit floats are additions that files do not tell.
+    if not dtype.is_numpy_compatible:
+        return False
+    numpy_dtype = np.dtype(dtype.as_numpy_dtype)
+    return numpy_dtype.kind in "biufc" and numpy_dtype.isbuiltin == 1
 
 
 def leaf_formats(element_spec: Any) -> list[LeafFormat]:
@@ -137,7 +146,7 @@ class ExampleStore:
 
     def write_in_graph(self, positions: tf.Tensor, batch: Any) -> None:
         """Graph code: keeps a batch of examples. `positions` is int64 of shape `(batch,)`."""
-        tf.numpy_function(self.write, [positions, *self.to_stored(batch)], Tout=[])
+        call_on(self, type(self).write, [positions, *self.to_stored(batch)], [])
 
     def to_stored(self, batch: Any) -> list[tf.Tensor]:
         """The flattened tensors of a batch, with the types under which they are kept."""

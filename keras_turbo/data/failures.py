@@ -12,13 +12,19 @@ import numpy as np
 import tensorflow as tf
 
 from keras_turbo.data.example_store import aligned_zeros, tensor_view
+from keras_turbo.data.python_calls import call_on
 
 ON_ERROR = ("raise", "skip")
 
 # A reason is TensorFlow's message without the graph nodes behind it; more than this of it helps nobody.
 _LONGEST_REASON = 300
 
-_OP_NOISE = re.compile(r"\{\{function_node .*?\}\}|\[Op:\w+\].*", re.DOTALL)
+# What TensorFlow puts around what went wrong: names of functions and nodes, and where they were traced.
+_OP_NOISE = re.compile(
+    r"\{\{function_node .*?\}\}|\[Op:\w+\].*|^Graph execution error:|^\s*Detected at node .*?$|^<stack traces .*?$"
+    r"|^ *File \".*?$|\[\[.*?\]\]",
+    re.MULTILINE,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,19 +54,18 @@ class Failures:
         on_error: "raise" or "skip".
         num_examples: number of positions in the source.
         describe: gives the name of the example at a position.
-        load_again: loads the example at a position eagerly, raising what it raises.
+        load_again: loads the example at a position in an epoch once more, raising what it raises.
     """
 
     def __init__(
-        self, on_error: str, num_examples: int, describe: Callable[[int], str], load_again: Callable[[int], object]
+        self, on_error: str, num_examples: int, describe: Callable[[int], str], load_again: Callable[[int, int], object]
     ) -> None:
         self.on_error = on_error
         self.skipped: dict[int, SkippedExample] = {}
-        #: Whether some epoch has been through all its examples, so that all failures are known.
-        self.pass_complete = False
         self._describe = describe
         self._load_again = load_again
         self._failed = aligned_zeros((num_examples,), np.bool_)
+        self._passed = np.zeros(num_examples, np.bool_)
         self._lock = threading.Lock()
         with tf.device("CPU:0"):
             #: bool, shape (num_examples,): what was skipped so far, for graph code.
@@ -70,22 +75,26 @@ class Failures:
         """Which of some positions are known to fail: bool, of the same shape."""
         return self._failed[positions]
 
-    def report_in_graph(self, expected: tf.Tensor, arrived: tf.Tensor) -> None:
-        """Graph code: accounts for positions (int64 vectors) that were asked for and did not all arrive."""
-        tf.numpy_function(self._report, [expected, arrived], Tout=[])
+    def are_known(self, positions: np.ndarray) -> bool:
+        """Whether epochs have been through all of some positions, so that it is known which of them fail."""
+        return bool(self._passed[positions].all())
 
-    def end_pass_in_graph(self) -> None:
-        """Graph code: an epoch is through."""
-        tf.numpy_function(self._end_pass, [], Tout=[])
+    def report_in_graph(self, expected: tf.Tensor, arrived: tf.Tensor, epoch: tf.Tensor) -> None:
+        """Graph code: accounts for positions (int64 vectors) that an epoch asked for and that did not all arrive."""
+        call_on(self, Failures._report, [expected, arrived, epoch], [])
 
-    def _report(self, expected: np.ndarray, arrived: np.ndarray) -> None:
+    def end_pass_in_graph(self, positions: tf.Tensor) -> None:
+        """Graph code: an epoch over these positions (int64 vector) is through."""
+        call_on(self, Failures._end_pass, [positions], [])
+
+    def _report(self, expected: np.ndarray, arrived: np.ndarray, epoch: np.integer) -> None:
         for position in np.setdiff1d(expected, arrived):
-            self._report_one(int(position))
+            self._report_one(int(position), int(epoch))
 
-    def _report_one(self, position: int) -> None:
+    def _report_one(self, position: int, epoch: int) -> None:
         path = self._describe(position)
         try:
-            self._load_again(position)
+            self._load_again(position, epoch)
             reason = "it failed once and could be loaded when tried again: a passing fault of its disk or network?"
         except Exception as error:  # whatever the user's own function raises is the reason
             reason = _reason(error)
@@ -102,19 +111,18 @@ class Failures:
                 stacklevel=2,
             )
 
-    def _end_pass(self) -> None:
-        if self._failed.all():
-            first = next(iter(self.skipped.values()))
+    def _end_pass(self, positions: np.ndarray) -> None:
+        if self._failed[positions].all():
+            first = self.skipped[int(positions.min())]
             raise ExampleLoadError(
-                f"All {len(self._failed)} examples failed to load, so there is nothing to train on. "
+                f"All {len(positions)} examples failed to load, so there is nothing to train on. "
                 f"The first: {first.path}: {first.reason}"
             )
-        self.pass_complete = True
+        self._passed[positions] = True
 
 
 def _reason(error: Exception) -> str:
     text = getattr(error, "message", None) or str(error) or type(error).__name__
-    # Eager ops put their own name before and after what they say.
     text = " ".join(_OP_NOISE.sub(" ", text).split())
     text = text if len(text) <= _LONGEST_REASON else text[:_LONGEST_REASON] + "..."
     return text if text.endswith((".", "!", "?")) else text + "."

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -12,20 +11,16 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_turbo.data.example_order import EpochCounter, ExampleOrder
-from keras_turbo.data.failures import Failures, SkippedExample
+from keras_turbo.data.assembly import assemble, source_of
+from keras_turbo.data.example_order import ExampleOrder
+from keras_turbo.data.failures import SkippedExample
 from keras_turbo.data.images import RandomResizedCrop
-from keras_turbo.data.pipeline import Pipeline
 from keras_turbo.data.report import PipelineReport, measure_pipeline
 from keras_turbo.data.settings import Cache, Settings
-from keras_turbo.data.sources.arrays import ArraySource
 from keras_turbo.data.sources.files import FileSource, files_source
 from keras_turbo.data.sources.image_folder import Subset, image_folder_sources
 from keras_turbo.data.sources.source import Source
 from keras_turbo.data.sources.tf_dataset import TfDatasetSource
-from keras_turbo.data.store_choice import choose_store
-from keras_turbo.data.stream_pipeline import stream_dataset
-from keras_turbo.data.user_functions import ElementFunction, RandomFunction
 
 
 class FastDataset(tf.data.Dataset):
@@ -117,7 +112,7 @@ class FastDataset(tf.data.Dataset):
             workers=workers,
             on_error=on_error,
         )
-        self._assemble(_source_of(x, y, sample_weight, settings), settings)
+        self._assemble(source_of(x, y, sample_weight, settings), settings)
 
     @classmethod
     def from_image_folder(
@@ -266,95 +261,14 @@ class FastDataset(tf.data.Dataset):
         like: FastDataset | None = None,
     ) -> None:
         self._source = source
-        self._settings = settings
         self.class_names = class_names
         self.seed = random.randrange(2**31) if settings.seed is None else int(settings.seed)
-        map_fn = None if settings.map_fn is None else ElementFunction(settings.map_fn, "map_fn")
-        augment_fn = None if settings.augment_fn is None else RandomFunction(settings.augment_fn)
-        with tf.device("CPU:0"):
-            self._pipeline = None
-            if isinstance(source, TfDatasetSource) and settings.cache in ("auto", False):
-                self._dataset = self._stream(source, map_fn, augment_fn)
-            else:
-                self._pipeline = self._make_pipeline(source, map_fn, augment_fn, order, like)
-                self._dataset = self._pipeline.dataset()
-            super().__init__(self._dataset._variant_tensor)
-        if augment_fn is not None and augment_fn.leftover_ops:
-            warnings.warn(
-                f"augment_fn ({augment_fn.name}) keeps a random state of its own in {', '.join(augment_fn.leftover_ops)}"
-                ": the same seed will not give the same bytes. Give it a parameter named `seed` and use "
-                "tf.random.stateless_* or tf.image.stateless_random_*.",
-                stacklevel=4,
-            )
-
-    def _make_pipeline(
-        self,
-        source: Source,
-        map_fn: ElementFunction | None,
-        augment_fn: RandomFunction | None,
-        order: ExampleOrder | None,
-        like: FastDataset | None,
-    ) -> Pipeline:
-        settings = self._settings
-        if order is None:
-            order = ExampleOrder(
-                source.num_examples,
-                shuffle=settings.shuffle,
-                seed=self.seed,
-                reshuffle_each_epoch=settings.reshuffle_each_epoch,
-            )
-
-        def load_again(position: int) -> None:
-            pipeline.loaded_example(tf.constant(position, tf.int64))
-
-        pipeline = Pipeline(
-            source=source,
-            order=order,
-            seed=self.seed,
-            batch_size=settings.batch_size,
-            drop_remainder=settings.drop_remainder,
-            map_fn=map_fn,
-            augment_fn=augment_fn,
-            store=None,
-            failures=Failures(settings.on_error, source.num_examples, source.describe, load_again),
-            parallel_calls=settings.parallel_calls,
+        # From here on with the seed in use: a shard of the dataset must have the same order.
+        self._settings = settings.with_seed(self.seed)
+        self._pipeline, self._dataset = assemble(
+            source, self._settings, order=order, like=None if like is None else like._pipeline
         )
-        if like is not None:
-            # A shard of a dataset: the same examples, so the same store, and the same account of what fails.
-            pipeline.store = like._pipeline.store
-            pipeline.failures = like._pipeline.failures
-            pipeline.fill_store = like._pipeline.fill_store
-        elif isinstance(source, TfDatasetSource):
-            map_element = (lambda element: element) if map_fn is None else map_fn
-            pipeline.store = choose_store(settings, source, map_fn, lambda position: map_element(source.any_element()))
-            pipeline.fill_store = lambda: source.fill(pipeline.store, map_element)
-        elif not source.in_memory or map_fn is not None:
-            pipeline.store = choose_store(settings, source, map_fn, pipeline.example)
-        return pipeline
-
-    def _stream(
-        self, source: TfDatasetSource, map_fn: ElementFunction | None, augment_fn: RandomFunction | None
-    ) -> tf.data.Dataset:
-        settings = self._settings
-        if settings.on_error == "skip":
-            raise ValueError(
-                "on_error='skip' needs examples that can be told apart, and a tf.data.Dataset without a store has none. "
-                "Apply .ignore_errors() to it, or build the FastDataset from files."
-            )
-        if settings.shuffle:
-            source.warn_of_buffered_shuffle()
-        return stream_dataset(
-            source,
-            shuffle=settings.shuffle,
-            reshuffle_each_epoch=settings.reshuffle_each_epoch,
-            seed=self.seed,
-            batch_size=settings.batch_size,
-            drop_remainder=settings.drop_remainder,
-            map_fn=map_fn,
-            augment_fn=augment_fn,
-            parallel_calls=settings.parallel_calls,
-            counter=EpochCounter(),
-        )
+        super().__init__(self._dataset._variant_tensor)
 
     # What tf.data asks of a dataset.
 
@@ -376,9 +290,12 @@ class FastDataset(tf.data.Dataset):
         order, failures = self._pipeline.order, self._pipeline.failures
         number = order.num_examples
         if self._pipeline.may_skip:
-            if not failures.pass_complete:
+            positions = np.arange(number) if order.num_shards == 1 else order.positions(0)
+            # A shard has other examples in each epoch, and with them another number of those that fail.
+            varies = order.num_shards > 1 and not order.is_fixed
+            if varies or not failures.are_known(positions):
                 return tf.constant(tf.data.UNKNOWN_CARDINALITY, tf.int64)
-            number -= int(np.count_nonzero(failures.are_failed(order.positions(0))))
+            number -= int(np.count_nonzero(failures.are_failed(positions)))
         return tf.constant(self._pipeline.num_batches(number), tf.int64)
 
     def shard(self, num_shards: int, index: int, name: str | None = None) -> FastDataset:
@@ -407,8 +324,7 @@ class FastDataset(tf.data.Dataset):
                 f"Shard {index} of {num_shards} would be empty: there are {self._pipeline.order.num_examples} examples."
             )
         part = type(self).__new__(type(self))
-        # The seed in use, which may have been drawn: shards of different orders would overlap.
-        part._assemble(self._source, self._settings.with_seed(self.seed), self.class_names, order, like=self)
+        part._assemble(self._source, self._settings, self.class_names, order, like=self)
         return part
 
     # What it knows of its examples.
@@ -481,7 +397,7 @@ class FastDataset(tf.data.Dataset):
             )
         positions = order.positions(0)
         if self._pipeline.may_skip:
-            if not failures.pass_complete:
+            if not failures.are_known(positions):
                 raise ValueError(
                     f"`{what}` can't be known before one epoch is through: on_error='skip' may leave examples out. "
                     "Iterate once."
@@ -492,22 +408,6 @@ class FastDataset(tf.data.Dataset):
         return positions
 
 
-def _source_of(x: Any, y: Any, sample_weight: Any, settings: Settings) -> Source:
-    if isinstance(x, tf.data.Dataset):
-        if y is not None or sample_weight is not None:
-            raise ValueError(
-                "`y` and `sample_weight` can't be given beside a tf.data.Dataset: its elements are (x, y) or "
-                "(x, y, sample_weight). Use tf.data.Dataset.zip."
-            )
-        return TfDatasetSource(x, int(x.cardinality()))
-    if callable(x) or isinstance(x, keras.utils.PyDataset) or hasattr(x, "__next__"):
-        raise TypeError(
-            f"`x` must be arrays (also in dicts, tuples and lists) or a tf.data.Dataset. Received: {type(x).__name__}. A "
-            "Python generator can be wrapped by tf.data.Dataset.from_generator, at the speed of one Python thread."
-        )
-    return ArraySource(x, y, sample_weight, memory_maps_stay_on_disk=settings.cache != "memory")
-
-
 def _settings_of(options: dict[str, Any], constructor: str) -> Settings:
     try:
         return Settings(**options)
@@ -516,4 +416,6 @@ def _settings_of(options: dict[str, Any], constructor: str) -> Settings:
         if not unknown:
             raise
         known = ", ".join(Settings.__dataclass_fields__)
-        raise TypeError(f"{constructor}() has no option {', '.join(unknown)}. Its further options are: {known}.") from error
+        raise TypeError(
+            f"{constructor}() has no option {', '.join(unknown)}. Its further options are: {known}."
+        ) from error

@@ -34,6 +34,20 @@ def labels_of_paths(labels: Any, paths: Sequence[str]) -> list[Any] | np.ndarray
     return labels
 
 
+def check_class_names(class_names: Sequence[str]) -> None:
+    """Checks that class names can be numbered.
+
+    Raises:
+        TypeError: one string in place of several.
+        ValueError: a name that occurs twice.
+    """
+    if isinstance(class_names, (str, bytes)):
+        raise TypeError(f"`class_names` must be a list of names. Received: {class_names!r}.")
+    twice = sorted({name for name in class_names if list(class_names).count(name) > 1})
+    if twice:
+        raise ValueError(f"`class_names` must be different from one another. More than once: {twice}.")
+
+
 def encode_labels(
     labels: Sequence[Any] | np.ndarray, label_mode: str, class_names: Sequence[str] | None
 ) -> tuple[np.ndarray, np.ndarray | None, list[str] | None]:
@@ -58,10 +72,18 @@ def encode_labels(
     """
     if label_mode not in LABEL_MODES:
         raise ValueError(f"`label_mode` must be one of {', '.join(LABEL_MODES)}, or None. Received: {label_mode!r}.")
-    array = np.asarray(labels)
+    if class_names is not None:
+        check_class_names(class_names)
+    try:
+        array = np.asarray(labels)
+    except ValueError as error:
+        raise TypeError(f"`labels` must have the same shape for each file. {error}") from error
     if label_mode == "raw":
         return array.astype(keras.config.floatx()) if array.dtype.kind == "f" else array, None, None
-    if array.dtype.kind in "US" or (array.dtype == object and all(isinstance(label, str) for label in array)):
+    are_strings = array.dtype.kind == "U" or (
+        array.dtype == object and all(isinstance(item, str) for item in array.flat)
+    )
+    if are_strings and array.ndim == 1:
         names = [str(label) for label in array]
         known = list(class_names) if class_names is not None else sorted(set(names))
         numbers = {name: number for number, name in enumerate(known)}

@@ -12,6 +12,7 @@ import tensorflow as tf
 from keras_turbo.data.example_order import EpochCounter, ExampleOrder
 from keras_turbo.data.example_store import ExampleStore
 from keras_turbo.data.failures import Failures
+from keras_turbo.data.python_calls import call_on
 from keras_turbo.data.sources.source import Source
 from keras_turbo.data.user_functions import ElementFunction, RandomFunction
 
@@ -61,7 +62,8 @@ class Pipeline:
     @property
     def may_skip(self) -> bool:
         """Whether an epoch may have fewer examples than positions."""
-        return self.failures.on_error == "skip" and (self.source.can_fail or self.map_fn is not None)
+        can_fail = self.source.can_fail or self.map_fn is not None or self.augment_fn is not None
+        return self.failures.on_error == "skip" and can_fail
 
     def num_batches(self, num_examples: int) -> int:
         """Number of batches (of examples, where there are no batches) in an epoch of so many examples."""
@@ -77,27 +79,33 @@ class Pipeline:
             batches = batches.apply(tf.data.experimental.assert_cardinality(number))
         return batches.prefetch(PREFETCHED_BATCHES).with_options(data_options())
 
+    def fill(self) -> None:
+        """Fills the store, where the source can't be read by position."""
+        if self.fill_store is not None:
+            self.fill_store()
+
     def example(self, position: tf.Tensor) -> Any:
         """Graph code: one mapped example, as it is stored (a random source's with a seed of zeros)."""
         return self._mapped(position, tf.zeros([2], tf.int64))
 
-    def loaded_example(self, position: tf.Tensor) -> Any:
-        """One example as it leaves `map_fn` and `augment_fn`, for finding out why it fails."""
-        example = self.example(position)
-        return example if self.augment_fn is None else self.augment_fn(example, tf.zeros([2], tf.int64))
+    def loaded_example(self, position: tf.Tensor, epoch: tf.Tensor) -> Any:
+        """Graph code: one example as it leaves `map_fn` and `augment_fn` in an epoch."""
+        seed = self._example_seed(epoch, position)
+        example = self._gather(position) if self._gathers_always else self._mapped(position, seed)
+        return example if self.augment_fn is None else self.augment_fn(example, seed)
 
     def _epoch(self, epoch: tf.Tensor) -> tf.data.Dataset:
         lookup, count = self._positions(epoch)
         if self.fill_store is not None:
-            tf.numpy_function(self.fill_store, [], Tout=[])
+            call_on(self, Pipeline.fill, [], [])
         if self._gathers_always:
             return self._gathered(epoch, lookup, count)
         if self.store is None:
-            return self._loaded(epoch, lookup, count)
+            return self._one_by_one(epoch, lookup, count)
         complete = self._store_is_complete(self.store, lookup, count)
         nothing = tf.zeros_like(count)
         gathered = self._gathered(epoch, lookup, tf.where(complete, count, nothing))
-        return gathered.concatenate(self._loaded(epoch, lookup, tf.where(complete, nothing, count)))
+        return gathered.concatenate(self._one_by_one(epoch, lookup, tf.where(complete, nothing, count)))
 
     def _store_is_complete(self, store: ExampleStore, lookup: Callable, count: tf.Tensor) -> tf.Tensor:
         """Graph code: whether the store has all that this epoch wants."""
@@ -107,7 +115,7 @@ class Pipeline:
 
     @property
     def _gathers_always(self) -> bool:
-        """Whether examples never pass one by one through a function that may fail."""
+        """Whether examples are in memory before an epoch begins."""
         return self.fill_store is not None or (self.source.in_memory and self.map_fn is None)
 
     def _positions(self, epoch: tf.Tensor) -> tuple[Callable[[tf.Tensor], tf.Tensor], tf.Tensor]:
@@ -131,11 +139,17 @@ class Pipeline:
     def _gather(self, positions: tf.Tensor) -> Any:
         return self.source.gather(positions) if self.store is None else self.store.gather(positions)
 
-    # From memory: batches are gathered whole.
+    # From memory: batches are gathered whole, where nothing is done to single examples.
 
     def _gathered(self, epoch: tf.Tensor, lookup: Callable, count: tf.Tensor) -> tf.data.Dataset:
-        if self.augment_fn is not None or self.batch_size is None:
-            return self._gathered_one_by_one(epoch, lookup, count)
+        if self.augment_fn is not None:
+            return self._one_by_one(epoch, lookup, count, from_memory=True)
+        if self.batch_size is None:
+            return tf.data.Dataset.range(count).map(
+                lambda ordinal: self._gather(lookup(ordinal)),
+                num_parallel_calls=self.parallel_calls,
+                deterministic=True,
+            )
         size = self.batch_size
         full, rest = count // size, count % size
         chunk = self._batches_per_chunk()
@@ -159,60 +173,51 @@ class Pipeline:
         cut = tf.data.Dataset.range(chunks).map(many_batches).prefetch(1).unbatch()
         return cut.concatenate(singles)
 
-    def _gathered_one_by_one(self, epoch: tf.Tensor, lookup: Callable, count: tf.Tensor) -> tf.data.Dataset:
-        def one_example(ordinal: tf.Tensor) -> Any:
-            position = lookup(ordinal)
-            example = self._gather(position)
-            if self.augment_fn is not None:
-                example = self.augment_fn(example, self._example_seed(epoch, position))
-            return _as_tensors(example)
-
-        examples = tf.data.Dataset.range(count).map(
-            one_example, num_parallel_calls=self.parallel_calls, deterministic=True
-        )
-        if self.batch_size is None:
-            return examples
-        return examples.batch(self.batch_size, drop_remainder=self.drop_remainder)
-
     def _batches_per_chunk(self) -> int:
         spec = tf.data.Dataset.range(1).map(self._gather).element_spec
         batch_bytes = self.batch_size * max(1, sum(_static_bytes(leaf) for leaf in tf.nest.flatten(spec)))
         most = max(1, self.order.num_examples // (self.batch_size * 4))
         return max(1, min(_MOST_BATCHES_A_CHUNK, _GATHER_CHUNK_BYTES // batch_bytes, most))
 
-    # One by one: examples are loaded, and a failure is told from the gap that it leaves.
+    # One by one: a failure is told from the gap that it leaves.
 
-    def _loaded(self, epoch: tf.Tensor, lookup: Callable, count: tf.Tensor) -> tf.data.Dataset:
-        def load(ordinal: tf.Tensor) -> dict[str, Any]:
+    def _one_by_one(
+        self, epoch: tf.Tensor, lookup: Callable, count: tf.Tensor, *, from_memory: bool = False
+    ) -> tf.data.Dataset:
+        store = None if from_memory else self.store
+
+        def make(ordinal: tf.Tensor) -> dict[str, Any]:
             position = lookup(ordinal)
             seed = self._example_seed(epoch, position)
-            if self.store is None:
+            if from_memory:
+                example = self._gather(position)
+            elif store is None:
                 example = self._mapped(position, seed)
             else:
                 example = tf.cond(
-                    tf.gather(self.store.filled_view, position),
-                    lambda: _as_tensors(self.store.gather(position)),
+                    tf.gather(store.filled_view, position),
+                    lambda: _as_tensors(store.gather(position)),
                     lambda: _as_tensors(self._mapped(position, seed)),
                 )
             out = example if self.augment_fn is None else self.augment_fn(example, seed)
             item = {"ordinal": ordinal, "position": position, "out": _as_tensors(out)}
-            if self.store is not None and self.augment_fn is not None:
+            if store is not None and self.augment_fn is not None:
                 item["stored"] = _as_tensors(example)
             return tf.nest.map_structure(lambda t: t[None], item) if self.batch_size is None else item
 
-        examples = tf.data.Dataset.range(count).map(
-            load, num_parallel_calls=self.parallel_calls, deterministic=True
-        )
+        examples = tf.data.Dataset.range(count).map(make, num_parallel_calls=self.parallel_calls, deterministic=True)
         # What failed is missed and accounted for below, by its ordinal.
         examples = examples.ignore_errors(log_warning=False)
-        if self.batch_size is None:
-            batches = examples
-        else:
-            batches = examples.batch(self.batch_size)
+        batches = examples if self.batch_size is None else examples.batch(self.batch_size)
         batches = batches.concatenate(_end_marker(batches.element_spec, count))
+        # Where a store is complete, a second part without examples follows, and ends the pass.
+        ends_pass = self.may_skip and not (from_memory and self.store is not None and not self._gathers_always)
 
         def end_pass() -> int:
-            self.failures.end_pass_in_graph()
+            everything = tf.range(self.order.num_examples, dtype=tf.int64)
+            self.failures.end_pass_in_graph(
+                everything if self.order.num_shards == 1 else self.order.of_epoch(epoch)(everything)
+            )
             return 0
 
         def account(expected: tf.Tensor, batch: dict[str, Any]) -> tuple[tf.Tensor, dict[str, Any]]:
@@ -223,22 +228,20 @@ class Pipeline:
             if_gap = tf.where(is_end, tf.size(wanted) > 0, tf.size(wanted) != tf.size(ordinals))
 
             def report() -> tf.Tensor:
-                self.failures.report_in_graph(lookup(wanted), batch["position"])
+                self.failures.report_in_graph(lookup(wanted), batch["position"], epoch)
                 return following
 
             with tf.control_dependencies([tf.cond(if_gap, report, lambda: following)]):
                 following = tf.identity(following)
-            if self.may_skip:
+            if ends_pass:
                 tf.cond(is_end, end_pass, lambda: 0)
             return following, batch
 
         batches = batches.scan(tf.constant(0, tf.int64), account)
-        if self.store is not None:
+        if store is not None:
             batches = batches.map(self._store_batch)
         least = 1 if self.batch_size is None or not self.drop_remainder else self.batch_size
-        batches = batches.filter(
-            lambda batch: (tf.size(batch["ordinal"]) >= least) & (batch["ordinal"][0] < count)
-        )
+        batches = batches.filter(lambda batch: (tf.size(batch["ordinal"]) >= least) & (batch["ordinal"][0] < count))
         if self.batch_size is None:
             return batches.map(lambda batch: tf.nest.map_structure(lambda t: t[0], batch["out"]))
         size = self.batch_size if self.drop_remainder else None

@@ -127,7 +127,7 @@ def measure_pipeline(pipeline: Pipeline, seconds: float) -> PipelineReport:
     if pipeline.map_fn is not None:
         runs.append(("map", pipeline.example))
     if pipeline.augment_fn is not None:
-        runs.append(("augment", pipeline.loaded_example))
+        runs.append(("augment", lambda position: pipeline.loaded_example(position, tf.constant(0, tf.int64))))
     budget = seconds / (len(runs) + 2)
 
     cumulative = {name: _seconds_per_example(_one_by_one(pipeline, sample, run), budget) for name, run in runs}
@@ -153,8 +153,16 @@ def measure_pipeline(pipeline: Pipeline, seconds: float) -> PipelineReport:
 
 
 def _examples(pipeline: Pipeline, sample: np.ndarray, run: Callable) -> tf.data.Dataset:
-    positions = tf.data.Dataset.from_tensor_slices(sample).repeat()
-    return positions.map(run, num_parallel_calls=pipeline.parallel_calls).ignore_errors(log_warning=False)
+    positions = tf.data.Dataset.from_tensor_slices(sample)
+
+    def made(of: tf.data.Dataset) -> tf.data.Dataset:
+        return of.map(run, num_parallel_calls=pipeline.parallel_calls).ignore_errors(log_warning=False)
+
+    # Repeated and with errors ignored, examples that all fail would be tried for ever.
+    if not any(True for _ in made(positions).take(1)):
+        first = pipeline.source.describe(int(sample[0]))
+        raise ValueError(f"None of {len(sample)} examples that were tried can be loaded, the first being {first}.")
+    return made(positions.repeat())
 
 
 def _one_by_one(pipeline: Pipeline, sample: np.ndarray, run: Callable) -> tf.data.Dataset:

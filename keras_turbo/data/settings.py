@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 import os
 import pathlib
 from collections.abc import Callable
 from typing import Any, Literal
+
+import numpy as np
 
 from keras_turbo.data.disk_store import default_cache_dir
 from keras_turbo.data.failures import ON_ERROR
@@ -57,6 +60,10 @@ class Settings:
             )
         if self.on_error not in ON_ERROR:
             raise ValueError(f"`on_error` must be 'raise' or 'skip'. Received: on_error={self.on_error!r}.")
+        if self.cache_dir is not None and not isinstance(self.cache_dir, (str, os.PathLike)):
+            raise TypeError(
+                f"`cache_dir` must be the path of a folder, or None. Received: cache_dir={self.cache_dir!r}."
+            )
         for name in ("map_fn", "augment_fn"):
             if getattr(self, name) is not None and not callable(getattr(self, name)):
                 raise TypeError(
@@ -72,6 +79,13 @@ class Settings:
     def with_seed(self, seed: int) -> Settings:
         """The same with a seed that is settled."""
         return dataclasses.replace(self, seed=seed)
+
+    @property
+    def settled_seed(self) -> int:
+        """The seed, which must have been drawn where the user gave none."""
+        if self.seed is None:
+            raise ValueError("The seed is not settled. Use with_seed() first.")
+        return self.seed
 
     @property
     def parallel_calls(self) -> int:
@@ -107,4 +121,10 @@ def check_count(name: str, value: Any, none_means: str) -> None:
 
 def _is_integer(value: Any) -> bool:
     # A bool is an int to Python; batch_size=True would be a batch of one.
-    return hasattr(value, "__index__") and not isinstance(value, bool)
+    if isinstance(value, (bool, np.bool_)):
+        return False
+    try:
+        operator.index(value)
+    except TypeError:
+        return False
+    return True

@@ -13,18 +13,21 @@ from typing import Any
 import tensorflow as tf
 
 # Stateful op -> the stateless one of the same distribution. All of the latter take `seed` as their second input and
-# know no `seed` and `seed2` attributes; the rest of inputs and attributes agree.
+# know no `seed` and `seed2` attributes; the rest of inputs and attributes agree, but for the name in _RENAMED_ATTRIBUTES.
 _STATELESS_TWINS = {
     "RandomUniform": "StatelessRandomUniform",
     "RandomStandardNormal": "StatelessRandomNormal",
     "TruncatedNormal": "StatelessTruncatedNormal",
     "RandomUniformInt": "StatelessRandomUniformInt",
 }
+_RENAMED_ATTRIBUTES = {"RandomUniformInt": ("Tout", "dtype")}
 
-# Random ops without such a twin, and what else keeps a state: a Keras layer's seed generator writes to a variable.
+# Random ops without such a twin, and what else keeps a state: a Keras layer's seed generator writes to a variable, and a
+# tf.random.Generator is moved on by an op of its own.
 _OTHER_STATEFUL_OPS = {
     "AssignAddVariableOp",
     "AssignVariableOp",
+    "LogUniformCandidateSampler",
     "Multinomial",
     "ParameterizedTruncatedNormal",
     "RandomCrop",
@@ -32,6 +35,8 @@ _OTHER_STATEFUL_OPS = {
     "RandomPoisson",
     "RandomPoissonV2",
     "RandomShuffle",
+    "RngReadAndSkip",
+    "RngSkip",
     "SampleDistortedBoundingBox",
     "SampleDistortedBoundingBoxV2",
     "StatefulRandomBinomial",
@@ -40,6 +45,7 @@ _OTHER_STATEFUL_OPS = {
     "StatefulUniform",
     "StatefulUniformFullInt",
     "StatefulUniformInt",
+    "UniformCandidateSampler",
 }
 
 
@@ -50,9 +56,7 @@ def random_ops_of(function: Callable, specs: list[Any]) -> list[str]:
     return sorted({node.op for node in nodes} & (_STATELESS_TWINS.keys() | _OTHER_STATEFUL_OPS))
 
 
-def with_stateless_random_ops(
-    function: Callable, arguments: list[tf.Tensor], seed: tf.Tensor
-) -> tuple[Any, list[str]]:
+def with_stateless_random_ops(function: Callable, arguments: list[tf.Tensor], seed: tf.Tensor) -> tuple[Any, list[str]]:
     """Calls a function of tensors as graph code, with its random ops made functions of a seed.
 
     Args:
@@ -61,8 +65,9 @@ def with_stateless_random_ops(
         seed: int64, shape (2,).
 
     Returns:
-        What the function returns, and the names of random ops that stayed stateful: those without a stateless twin,
-        and any inside a branch or a loop.
+        What the function returns; the names of ops that stayed stateful: those without a stateless twin, and any inside
+        a branch or a loop; and an object to keep as long as the graph is in use: branches and loops are functions that
+        TensorFlow forgets together with it.
     """
     concrete = tf.function(function, autograph=True).get_concrete_function(
         *[tf.TensorSpec(argument.shape, argument.dtype) for argument in arguments]
@@ -74,10 +79,14 @@ def with_stateless_random_ops(
     )
     random_nodes = [node for node in graph_def.node if node.op in _STATELESS_TWINS]
     if not random_nodes:
-        return function(*arguments), sorted(leftover)
+        return function(*arguments), sorted(leftover), concrete
 
     input_map = {}
     for index, node in enumerate(random_nodes):
+        if node.op in _RENAMED_ATTRIBUTES:
+            old, new = _RENAMED_ATTRIBUTES[node.op]
+            node.attr[new].CopyFrom(node.attr[old])
+            del node.attr[old]
         node.op = _STATELESS_TWINS[node.op]
         for attribute in ("seed", "seed2"):
             del node.attr[attribute]
@@ -99,4 +108,4 @@ def with_stateless_random_ops(
     )
     for output, traced in zip(outputs, concrete.graph.outputs, strict=True):
         output.set_shape(traced.shape)
-    return tf.nest.pack_sequence_as(concrete.structured_outputs, outputs), sorted(leftover)
+    return tf.nest.pack_sequence_as(concrete.structured_outputs, outputs), sorted(leftover), concrete

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +20,7 @@ class ElementFunction:
 
     An element is `x`, `(x, y)` or `(x, y, sample_weight)`. A function with one positional argument is given `x` and
     its result takes the place of `x`; one with as many arguments as the element has parts is given all of them and
-    returns the new element.
+    returns the new element. Arguments with a default are options (`def blur(x, size=3)`) and do not count.
 
     Args:
         function: any callable that TensorFlow can trace, a Keras layer included.
@@ -36,9 +37,7 @@ class ElementFunction:
         self.argument = argument
         self.is_layer = isinstance(function, keras.Layer)
         self.takes_seed = not self.is_layer and _takes_seed(function)
-        self._layer_has_training_argument = (
-            self.is_layer and "training" in inspect.signature(function.call).parameters
-        )
+        self._layer_has_training_argument = self.is_layer and "training" in inspect.signature(function.call).parameters
 
     @property
     def name(self) -> str:
@@ -50,27 +49,28 @@ class ElementFunction:
 
         Args:
             element: `x`, or a tuple `(x, y)` or `(x, y, sample_weight)`.
-            seed: int64, shape (2,), for a function that has a parameter named `seed`.
+            seed: int64, shape (2,), for a function that has a parameter named `seed`. None leaves that to its default.
 
         Raises:
             TypeError: the function takes another number of arguments than the element has parts.
         """
-        keywords = {SEED_ARGUMENT: seed} if self.takes_seed else {}
+        keywords = {SEED_ARGUMENT: seed} if self.takes_seed and seed is not None else {}
         parts = element if isinstance(element, tuple) else (element,)
         if self.is_layer:
             # A layer's other arguments (training, mask) are not parts of an example. Random layers act in training.
             result = self.function(parts[0], **({"training": True} if self._layer_has_training_argument else {}))
             return (result, *parts[1:]) if isinstance(element, tuple) else result
-        if _accepts(self.function, len(parts), keywords):
-            # tf.data takes a list for something to stack; who returns [x, y] means (x, y), as everywhere in Keras.
-            result = self.function(*parts, **keywords)
-            return tuple(result) if isinstance(result, list) else result
+        wants_x_alone = len(parts) > 1 and _needs_one_argument(self.function, keywords)
+        if not wants_x_alone and _accepts(self.function, len(parts), keywords):
+            return _with_tuples(self.function(*parts, **keywords))
         if _accepts(self.function, 1, keywords):
-            return (self.function(parts[0], **keywords), *parts[1:])
+            return (_with_tuples(self.function(parts[0], **keywords)), *parts[1:])
+        on_top = f"a parameter named `{SEED_ARGUMENT}` may come on top"
+        no_seed = f"a parameter named `{SEED_ARGUMENT}` needs a default, since what is random belongs in `augment_fn`"
         raise TypeError(
             f"`{self.argument}` ({self.name}) must take either {len(parts)} positional arguments, one for each part of "
-            f"an example (x, y, ...), or one, which is given x alone; a parameter named `{SEED_ARGUMENT}` may come on "
-            f"top. Its signature is {self.name}{inspect.signature(self.function)}."
+            f"an example (x, y, ...), or one, which is given x alone; {no_seed if seed is None else on_top}. Its "
+            f"signature is {self.name}{inspect.signature(self.function)}."
         )
 
 
@@ -78,8 +78,8 @@ class RandomFunction:
     """A user's `augment_fn` as a function of the example and of a seed, whatever form the user wrote it in.
 
     - A parameter named `seed` is given the stateless seed.
-    - A Keras layer (also a Sequential, and one that a function has in its closure) draws from its own seed generators;
-      for the call, those are given the stateless seed in place of their state, by `keras.StatelessScope`.
+    - A Keras layer (also a Sequential, and one that a function calls) draws from its seed generators, and so do
+      `keras.random.*`; for the call, those have the stateless seed in place of their state, by `keras.StatelessScope`.
     - TensorFlow's stateful random ops (`tf.random.uniform` and its like, which most of `tf.image.random_*` is made of)
       become the stateless op of the same distribution.
 
@@ -92,6 +92,7 @@ class RandomFunction:
     def __init__(self, function: Callable) -> None:
         self._function = ElementFunction(function, "augment_fn")
         self.leftover_ops: list[str] = []
+        self._traced: list[Any] = []
 
     @property
     def name(self) -> str:
@@ -100,18 +101,15 @@ class RandomFunction:
 
     def __call__(self, element: Any, seed: tf.Tensor) -> Any:
         """Applies the function, as graph code. `seed` is int64 of shape (2,): one example's own in this epoch."""
-        # Different numbers for the user's own use of the seed, for each layer, and for the ops.
-        states = [
-            (state, tf.cast(_fold_in(seed, 2 + index), state.dtype))
-            for index, state in enumerate(_seed_states(self._function.function))
-        ]
+        # Different numbers for the user's own use of the seed, for the ops, and for Keras.
         user_seed = _fold_in(seed, 0)
 
         def call(*leaves: tf.Tensor) -> Any:
-            with keras.StatelessScope(state_mapping=states):
+            with _SeededScope(_fold_in(seed, 2)):
                 return self._function(tf.nest.pack_sequence_as(element, leaves), user_seed)
 
-        result, self.leftover_ops = with_stateless_random_ops(call, tf.nest.flatten(element), _fold_in(seed, 1))
+        result, self.leftover_ops, traced = with_stateless_random_ops(call, tf.nest.flatten(element), _fold_in(seed, 1))
+        self._traced.append(traced)
         return result
 
 
@@ -125,19 +123,38 @@ def _fold_in(seed: tf.Tensor, number: int) -> tf.Tensor:
     return tf.random.experimental.stateless_fold_in(seed, tf.constant(number, tf.int64))
 
 
-def _seed_states(function: Callable) -> list[Any]:
-    """The states of the seed generators of a Keras layer, or of the layers that a function has in its closure."""
-    candidates = [function]
-    if inspect.isfunction(function):
-        variables = inspect.getclosurevars(function)
-        candidates = tf.nest.flatten([*variables.nonlocals.values(), *variables.globals.values()])
-    states = []
-    for candidate in candidates:
-        if isinstance(candidate, keras.random.SeedGenerator):
-            states.append(candidate.state)
-        elif isinstance(candidate, keras.Layer):
-            states += [variable for variable in candidate.variables if "seed_generator_state" in variable.path]
-    return list({id(state): state for state in states}.values())
+def _with_tuples(result: Any) -> Any:
+    """Lists as tuples: tf.data takes a list for something to stack, but who returns [x, y] means (x, y), as in Keras."""
+    if isinstance(result, list) or type(result) is tuple:
+        return tuple(_with_tuples(item) for item in result)
+    return result
+
+
+class _SeededScope(keras.StatelessScope):
+    """A scope in which Keras' random layers draw from a seed, each from its own part of it.
+
+    Keras asks its scope for the value of each variable that is read, and tells it what is assigned. So whatever layer
+    the user's function comes to, its seed generator finds a state that is made of the seed.
+    """
+
+    def __init__(self, seed: tf.Tensor) -> None:
+        super().__init__()
+        self._seed = seed
+        self._number_of_states = 0
+
+    def get_current_value(self, variable: Any) -> Any:
+        value = super().get_current_value(variable)
+        if value is None and "seed_generator_state" in variable.path:
+            value = tf.cast(_fold_in(self._seed, self._number_of_states), variable.dtype)
+            self._number_of_states += 1
+            self.add_update((variable, value))
+        return value
+
+
+def _is_of_tensorflow(function: Callable) -> bool:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return (getattr(function, "__module__", None) or "").startswith("tensorflow.")
 
 
 def _takes_seed(function: Callable) -> bool:
@@ -145,7 +162,20 @@ def _takes_seed(function: Callable) -> bool:
         parameter = inspect.signature(function).parameters.get(SEED_ARGUMENT)
     except (TypeError, ValueError):  # a builtin without a signature
         return False
-    return parameter is not None and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    if parameter is None or parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+        return False
+    # tf.image.random_* have a `seed=None` too, but mean a Python number for a stateful op by it.
+    return parameter.default is parameter.empty or not _is_of_tensorflow(function)
+
+
+def _needs_one_argument(function: Callable, keywords: dict[str, Any]) -> bool:
+    try:
+        parameters = [p for p in inspect.signature(function).parameters.values() if p.name not in keywords]
+    except (TypeError, ValueError):
+        return False
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    takes_any_number = any(p.kind == p.VAR_POSITIONAL for p in parameters)
+    return not takes_any_number and sum(p.default is p.empty for p in positional) == 1
 
 
 def _accepts(function: Callable, num_positional: int, keywords: dict[str, Any]) -> bool:
@@ -156,4 +186,3 @@ def _accepts(function: Callable, num_positional: int, keywords: dict[str, Any]) 
     except ValueError:  # a builtin without a signature: let the call itself tell
         return True
     return True
-

@@ -9,9 +9,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_turbo.data.python_calls import call_on
 from keras_turbo.data.sources.source import Identity, Source
 
 _HASH_CHUNK_BYTES = 1 << 24
+
+_REMEDY = "Pad ragged rows, or give a tf.data.Dataset."
 
 
 class ArraySource(Source):
@@ -39,12 +42,12 @@ class ArraySource(Source):
         if y is None and sample_weight is not None:
             raise ValueError("`sample_weight` was given without `y`: weights belong to targets. Give `y` too.")
         named_parts = {"x": x, "y": y, "sample_weight": sample_weight}
-        parts = {name: _as_tuples(part) for name, part in named_parts.items() if part is not None}
+        parts = {name: _as_tuples(part, name) for name, part in named_parts.items() if part is not None}
         lengths = {}
         leaves = []
         for name, part in parts.items():
             for index, leaf in enumerate(tf.nest.flatten(part)):
-                array = _as_array(leaf, name)
+                array = _as_array(leaf, name, memory_maps_stay_on_disk)
                 lengths[name if not tf.nest.is_nested(part) else f"{name}[{index}]"] = len(array)
                 leaves.append(array)
         if not lengths:
@@ -103,28 +106,37 @@ class ArraySource(Source):
         return Identity(recipe={"kind": "arrays", "data": hasher.hexdigest()}, content=None)
 
 
-def _as_tuples(part: Any) -> Any:
-    """Lists of arrays as tuples, since tf.data takes a list for something to stack; lists of numbers stay."""
+def _as_tuples(part: Any, name: str) -> Any:
+    """Lists of arrays as tuples, since tf.data takes a list for something to stack; lists of numbers as arrays."""
     if isinstance(part, dict):
-        return {key: _as_tuples(value) for key, value in part.items()}
-    if isinstance(part, (tuple, list)) and part and all(_is_arrays(item) for item in part):
-        return tuple(_as_tuples(item) for item in part)
-    return np.asarray(part) if isinstance(part, (tuple, list)) else part
+        return {key: _as_tuples(value, name) for key, value in part.items()}
+    if not isinstance(part, (tuple, list)):
+        return part
+    if part and all(_is_arrays(item) for item in part):
+        return tuple(_as_tuples(item, name) for item in part)
+    try:
+        return np.asarray(part)
+    except ValueError as error:
+        raise TypeError(f"`{name}` must hold arrays of a regular shape. {error} {_REMEDY}") from error
 
 
 def _is_arrays(item: Any) -> bool:
+    if isinstance(item, (tuple, list)):
+        return bool(item) and all(_is_arrays(inner) for inner in item)
     return isinstance(item, dict) or (hasattr(item, "shape") and len(item.shape) > 0) or hasattr(item, "iloc")
 
 
-def _as_array(leaf: Any, name: str) -> np.ndarray:
-    array = leaf if isinstance(leaf, np.memmap) else np.asarray(leaf)
+def _as_array(leaf: Any, name: str, memory_maps_stay_on_disk: bool) -> np.ndarray:
+    array = leaf if isinstance(leaf, np.memmap) and memory_maps_stay_on_disk else np.asarray(leaf)
     if array.ndim == 0:
         raise TypeError(f"`{name}` must hold arrays with one row for each example. Received a scalar: {leaf!r}.")
-    if array.dtype == object and not all(isinstance(item, (str, bytes)) for item in array.ravel()):
-        raise TypeError(
-            f"`{name}` must hold numbers or strings in arrays of a regular shape. Received an array of Python objects "
-            f"(of type {type(array.ravel()[0]).__name__}). Pad ragged rows, or give a tf.data.Dataset."
-        )
+    if array.dtype == object:
+        strange = [item for item in array.ravel() if not isinstance(item, (str, bytes))]
+        if strange:
+            raise TypeError(
+                f"`{name}` must hold numbers or strings in arrays of a regular shape. Received an array of Python "
+                f"objects (one of them a {type(strange[0]).__name__}). {_REMEDY}"
+            )
     if np.issubdtype(array.dtype, np.floating) and array.dtype != keras.config.floatx():
         if isinstance(array, np.memmap):
             return array  # cast row by row: a copy of it may not fit in memory
@@ -136,6 +148,6 @@ def _rows(data: tf.Tensor | np.memmap, positions: tf.Tensor) -> tf.Tensor:
     if not isinstance(data, np.memmap):
         return tf.gather(data, positions)
     dtype = tf.as_dtype(data.dtype)
-    rows = tf.numpy_function(lambda wanted: np.asarray(data[wanted]), [positions], dtype)
+    rows = call_on(data, lambda data, wanted: np.asarray(data[wanted]), [positions], dtype)
     rows.set_shape([*positions.shape, *data.shape[1:]])
     return tf.cast(rows, keras.config.floatx()) if dtype.is_floating else rows

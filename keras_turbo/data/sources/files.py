@@ -46,7 +46,8 @@ class FileSource(Source):
         self._class_numbers = class_numbers
         self.is_random = is_random
         self.loading_is_called = loading_is_called
-        self._load_path = load_path
+        # A function of its own, since it is called in several graphs: decoding is traced once (half a second).
+        self._load_path = tf.function(load_path)
         self._recipe = recipe
         with tf.device("CPU:0"):
             self._path_tensor = tf.constant(self.paths, tf.string)
@@ -123,7 +124,9 @@ def find_files(pattern: str | os.PathLike | Sequence[str | os.PathLike]) -> list
     """
     patterns = [pattern] if isinstance(pattern, (str, os.PathLike)) else list(pattern)
     if not patterns:
-        raise ValueError("`pattern` is an empty list. Give a glob pattern such as 'photos/**/*.jpg', or a list of paths.")
+        raise ValueError(
+            "`pattern` is an empty list. Give a glob pattern such as 'photos/**/*.jpg', or a list of paths."
+        )
     found: set[str] = set()
     for one in patterns:
         text = os.fspath(one)

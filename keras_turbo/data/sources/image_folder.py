@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_turbo.data.images import IMAGE_ENDINGS, ImageOptions, decode_image, image_kind
-from keras_turbo.data.labels import encode_labels, labels_of_paths
+from keras_turbo.data.labels import check_class_names, encode_labels, labels_of_paths
 from keras_turbo.data.sources.files import FileSource
 
 Subset = Literal["training", "validation", "both"]
@@ -29,7 +29,7 @@ class ImageFiles:
     """The images found under a folder.
 
     Attributes:
-        paths: sorted by class, then by name.
+        paths: sorted; where there are classes, within each class, in the order of their numbers.
         class_of: for each path the name of its class folder; empty where classes were not asked for.
         class_names: the class folders, in the order of their numbers.
     """
@@ -57,7 +57,9 @@ def find_images(directory: str | os.PathLike, by_class: bool, class_names: Seque
     """
     root = pathlib.Path(os.fspath(directory))
     if not root.exists():
-        raise FileNotFoundError(f"There is no folder {str(root)!r}. Check the path (it is relative to {os.getcwd()!r}).")
+        raise FileNotFoundError(
+            f"There is no folder {str(root)!r}. Check the path (it is relative to {os.getcwd()!r})."
+        )
     if not root.is_dir():
         raise NotADirectoryError(f"{str(root)!r} is a file. Give the folder that holds the class folders.")
     left_out: collections.Counter[str] = collections.Counter()
@@ -68,6 +70,7 @@ def find_images(directory: str | os.PathLike, by_class: bool, class_names: Seque
     else:
         folders = sorted(p.name for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
         if class_names is not None:
+            check_class_names(class_names)
             missing = [name for name in class_names if name not in folders]
             if missing:
                 raise ValueError(
@@ -101,9 +104,14 @@ def find_images(directory: str | os.PathLike, by_class: bool, class_names: Seque
 
 def _images_below(folder: pathlib.Path, left_out: collections.Counter[str]) -> list[str]:
     found = []
+    been_in = set()
     for parent, folders, names in os.walk(folder, followlinks=True):
+        if os.path.realpath(parent) in been_in:  # a link to a folder above would lead round and round
+            folders.clear()
+            continue
+        been_in.add(os.path.realpath(parent))
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(names):
+        for name in names:
             if name.startswith("."):
                 continue
             path = os.path.join(parent, name)
@@ -112,10 +120,12 @@ def _images_below(folder: pathlib.Path, left_out: collections.Counter[str]) -> l
                 found.append(path)
             else:
                 left_out[ending] += 1
-    return found
+    return sorted(found)
 
 
 def _has_image_content(path: str) -> bool:
+    if not os.path.isfile(path):  # a pipe would keep its reader waiting
+        return False
     try:
         with open(path, "rb") as file:
             return image_kind(file.read(_HEADER_BYTES)) is not None
@@ -167,7 +177,7 @@ def image_folder_sources(
             "directory": os.path.abspath(os.fspath(directory)),
             "images": dataclasses.asdict(part_options),
             "classes": [labels if isinstance(labels, str) else labels is not None, label_mode, names],
-            "part": [part, validation_split, subset, seed],
+            "part": [part, validation_split and float(validation_split), subset, seed and int(seed)],
         }
         sources[part] = FileSource(
             [path for path, is_wanted in zip(files.paths, mask, strict=True) if is_wanted],
@@ -190,7 +200,7 @@ def _check_split(validation_split: float | None, subset: Subset | None) -> None:
         if subset is not None:
             raise ValueError(f"subset={subset!r} needs `validation_split`, the share of the images to hold out.")
         return
-    if isinstance(validation_split, bool) or not 0 < validation_split < 1:
+    if isinstance(validation_split, (bool, str)) or not 0 < validation_split < 1:
         raise ValueError(f"`validation_split` must lie between 0 and 1. Received: {validation_split!r}.")
     if subset not in ("training", "validation", "both"):
         raise ValueError(

@@ -1,0 +1,143 @@
+"""Joins a source, its order, its functions and its store into one graph."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_turbo.data.example_order import EpochCounter, ExampleOrder
+from keras_turbo.data.failures import Failures
+from keras_turbo.data.pipeline import Pipeline
+from keras_turbo.data.settings import Settings
+from keras_turbo.data.sources.arrays import ArraySource
+from keras_turbo.data.sources.source import Source
+from keras_turbo.data.sources.tf_dataset import TfDatasetSource
+from keras_turbo.data.store_choice import choose_store
+from keras_turbo.data.stream_pipeline import stream_dataset
+from keras_turbo.data.user_functions import ElementFunction, RandomFunction
+
+
+
+def source_of(x: Any, y: Any, sample_weight: Any, settings: Settings) -> Source:
+    """The source of what a user gave as x, y and sample_weight; raises what `FastDataset` documents."""
+    if isinstance(x, tf.data.Dataset):
+        if y is not None or sample_weight is not None:
+            raise ValueError(
+                "`y` and `sample_weight` can't be given beside a tf.data.Dataset: its elements are (x, y) or "
+                "(x, y, sample_weight). Use tf.data.Dataset.zip."
+            )
+        return TfDatasetSource(x, int(x.cardinality()))
+    if callable(x) or isinstance(x, keras.utils.PyDataset) or hasattr(x, "__next__"):
+        raise TypeError(
+            f"`x` must be arrays (also in dicts, tuples and lists) or a tf.data.Dataset. Received: {type(x).__name__}. A "
+            "Python generator can be wrapped by tf.data.Dataset.from_generator, at the speed of one Python thread."
+        )
+    return ArraySource(x, y, sample_weight, memory_maps_stay_on_disk=settings.cache != "memory")
+
+
+def assemble(
+    source: Source, settings: Settings, *, order: ExampleOrder | None, like: Pipeline | None
+) -> tuple[Pipeline | None, tf.data.Dataset]:
+    """Builds the graph of a dataset.
+
+    Args:
+        source: where examples come from.
+        settings: with a seed.
+        order: the order of a shard; None for the whole.
+        like: the pipeline of what a shard is part of; None for the whole.
+
+    Returns:
+        The parts, None for a stream without positions, and the dataset that they make.
+    """
+    map_fn = None if settings.map_fn is None else ElementFunction(settings.map_fn, "map_fn")
+    augment_fn = None if settings.augment_fn is None else RandomFunction(settings.augment_fn)
+    pipeline = None
+    with tf.device("CPU:0"):
+        if isinstance(source, TfDatasetSource) and settings.on_error == "skip":
+            raise ValueError(
+                "on_error='skip' needs examples that can be loaded one by one, and a tf.data.Dataset can only be read "
+                "from its beginning. Apply .ignore_errors() to it, or build the FastDataset from files."
+            )
+        if isinstance(source, TfDatasetSource) and settings.cache in ("auto", False):
+            dataset = _stream(source, settings, map_fn, augment_fn)
+        else:
+            pipeline = _make_pipeline(source, settings, map_fn, augment_fn, order, like)
+            dataset = pipeline.dataset()
+    if augment_fn is not None and augment_fn.leftover_ops:
+        warnings.warn(
+            f"augment_fn ({augment_fn.name}) keeps a random state of its own in {', '.join(augment_fn.leftover_ops)}"
+            ": the same seed will not give the same bytes. Give it a parameter named `seed` and use "
+            "tf.random.stateless_* or tf.image.stateless_random_*.",
+            stacklevel=4,
+        )
+    return pipeline, dataset
+
+
+def _make_pipeline(
+    source: Source,
+    settings: Settings,
+    map_fn: ElementFunction | None,
+    augment_fn: RandomFunction | None,
+    order: ExampleOrder | None,
+    like: Pipeline | None,
+) -> Pipeline:
+    if order is None:
+        order = ExampleOrder(
+            source.num_examples,
+            shuffle=settings.shuffle,
+            seed=settings.settled_seed,
+            reshuffle_each_epoch=settings.reshuffle_each_epoch,
+        )
+
+    def load_again(position: int, epoch: int) -> None:
+        # As a graph, since augment_fn is rewritten as one.
+        tf.function(pipeline.loaded_example)(tf.constant(position, tf.int64), tf.constant(epoch, tf.int64))
+
+    pipeline = Pipeline(
+        source=source,
+        order=order,
+        seed=settings.settled_seed,
+        batch_size=settings.batch_size,
+        drop_remainder=settings.drop_remainder,
+        map_fn=map_fn,
+        augment_fn=augment_fn,
+        store=None,
+        failures=Failures(settings.on_error, source.num_examples, source.describe, load_again),
+        parallel_calls=settings.parallel_calls,
+    )
+    if like is not None:
+        # A shard of a dataset: the same examples, so the same store, and the same account of what fails.
+        pipeline.store = like.store
+        pipeline.failures = like.failures
+        pipeline.fill_store = like.fill_store
+    elif isinstance(source, TfDatasetSource):
+        map_element = (lambda element: element) if map_fn is None else map_fn
+        store = choose_store(settings, source, map_fn, lambda position: map_element(source.any_element()))
+        if store is not None:
+            pipeline.store = store
+            pipeline.fill_store = lambda: source.fill(store, map_element)
+    elif not source.in_memory or map_fn is not None:
+        pipeline.store = choose_store(settings, source, map_fn, pipeline.example)
+    return pipeline
+
+
+def _stream(
+    source: TfDatasetSource, settings: Settings, map_fn: ElementFunction | None, augment_fn: RandomFunction | None
+) -> tf.data.Dataset:
+    if settings.shuffle:
+        source.warn_of_buffered_shuffle()
+    return stream_dataset(
+        source,
+        shuffle=settings.shuffle,
+        reshuffle_each_epoch=settings.reshuffle_each_epoch,
+        seed=settings.settled_seed,
+        batch_size=settings.batch_size,
+        drop_remainder=settings.drop_remainder,
+        map_fn=map_fn,
+        augment_fn=augment_fn,
+        parallel_calls=settings.parallel_calls,
+        counter=EpochCounter(),
+    )
