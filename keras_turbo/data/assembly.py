@@ -15,7 +15,7 @@ from keras_turbo.data.settings import Settings
 from keras_turbo.data.sources.arrays import ArraySource
 from keras_turbo.data.sources.source import Source
 from keras_turbo.data.sources.tf_dataset import TfDatasetSource
-from keras_turbo.data.store_choice import choose_store
+from keras_turbo.data.store_choice import choose_store, require_known_length
 from keras_turbo.data.stream_pipeline import stream_dataset
 from keras_turbo.data.user_functions import ElementFunction, RandomFunction
 
@@ -84,6 +84,7 @@ def _make_pipeline(
     order: ExampleOrder | None,
     like: Pipeline | None,
 ) -> Pipeline:
+    require_known_length(settings, source)
     if order is None:
         order = ExampleOrder(
             source.num_examples,

@@ -97,6 +97,7 @@ def _tiff_orientation(file: tf.Tensor, start: tf.Tensor, end: tf.Tensor) -> tf.T
         & (value >= _UPRIGHT)
         & (value <= len(_REVERSED))
     )
+    # There should be one at most.
     return tf.reduce_max(tf.concat([tf.where(is_found, value, _UPRIGHT), [_UPRIGHT]], 0))
 
 
@@ -126,10 +127,9 @@ def upright(image: tf.Tensor, orientation: tf.Tensor) -> tf.Tensor:
     """Turns stored pixels `(height, width, channels)` upright. Costs next to nothing where the orientation is 1."""
 
     def turned() -> tf.Tensor:
-        # The older op takes the axes as booleans, which can depend on the orientation.
+        # This op takes the axes as booleans, and so can look them up.
         dims = tf.concat([tf.gather(_REVERSED, orientation - 1), [False]], 0)
-        return tf.transpose(
-            tf.raw_ops.Reverse(tensor=image, dims=dims), tf.concat([tf.gather(_AXES, orientation - 1), [2]], 0)
-        )
+        axes = tf.concat([tf.gather(_AXES, orientation - 1), [2]], 0)
+        return tf.raw_ops.Transpose(x=tf.raw_ops.Reverse(tensor=image, dims=dims), perm=axes)
 
     return tf.cond(orientation == _UPRIGHT, lambda: image, turned)

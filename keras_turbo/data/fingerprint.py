@@ -101,7 +101,7 @@ class _GraphDigest:
 
 
 def _joined(parts: Iterable[str | bytes]) -> bytes:
-    """Parts as bytes from which they could be told apart again, without names that count."""
+    """Parts as bytes, each behind its length, without the numbers that count what was traced."""
     encoded = [part.encode() if isinstance(part, str) else part for part in parts]
     return b"".join(
         len(part).to_bytes(8, "little") + part for part in (_COUNTED_NAME.sub(b"function", part) for part in encoded)

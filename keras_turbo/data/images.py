@@ -32,7 +32,8 @@ _JPEG_SCALES = (1, 2, 4, 8)
 # samples, so that with this much around it a region gets the very pixels that it has in the whole picture.
 _CHROMA_MARGIN = 2
 
-# TensorFlow takes CMYK without Adobe's marker for inverted, and gives no grayscale of any CMYK: Pillow decodes it.
+# TensorFlow inverts CMYK only behind Adobe's marker, where others always do, and gives no grayscale of any CMYK. Pillow
+# decodes it.
 _CMYK_CHANNELS = 4
 
 # The eXIf chunk of a PNG stands before the pixels, behind a color profile at most.
@@ -120,6 +121,9 @@ def _jpeg_reader(data: tf.Tensor, shape: tf.Tensor, options: ImageOptions) -> _R
         if region is None:
             return whole()
         start, stop = region[:2] // scale, -(-(region[:2] + region[2:]) // scale)
+        if options.random_resized_crop is None:
+            # The centered part is most of the picture: to decode it alone takes no less time.
+            return _sliced(whole(), start, stop - start)
         scaled_size = -(-shape[:2] // scale)
 
         def part() -> tf.Tensor:
@@ -253,8 +257,8 @@ def _fit(
     size = stored_size if orientation is None else exif.upright_size(stored_size, orientation)
     region = _wanted_region(size, options, seed)
     rung = None
-    if options.scaled_decode:
-        rung = _scale_rung(size if region is None else region[2:], options)
+    if options.scaled_decode and options.image_size is not None:
+        rung = _scale_rung(size if region is None else region[2:], options.image_size, options.resize)
     if region is not None and orientation is not None:
         region = exif.stored_region(region, stored_size, orientation)
     image = read(region, rung)
@@ -284,12 +288,12 @@ def _wanted_region(size: tf.Tensor, options: ImageOptions, seed: tf.Tensor | Non
     return None
 
 
-def _scale_rung(size: tf.Tensor, options: ImageOptions) -> tf.Tensor:
+def _scale_rung(size: tf.Tensor, image_size: tuple[int, int], resize: str) -> tf.Tensor:
     """The index in `_JPEG_SCALES` of the smallest scale that leaves a part of this size as large as it is needed."""
     # Padded, a picture fills the image along one side; else it does along both.
-    enough = tf.reduce_any if options.resize == "pad" else tf.reduce_all
+    is_enough = tf.reduce_any if resize == "pad" else tf.reduce_all
     return tf.add_n(
-        [tf.cast(enough(size >= scale * tf.constant(options.image_size)), tf.int32) for scale in _JPEG_SCALES[1:]]
+        [tf.cast(is_enough(size >= scale * tf.constant(image_size)), tf.int32) for scale in _JPEG_SCALES[1:]]
     )
 
 

@@ -277,7 +277,8 @@ def _as_tensors(example: Any) -> Any:
 
 def _set_leading_shape(batch: Any, leading: tuple[int | None, ...]) -> Any:
     for tensor in tf.nest.flatten(batch):
-        tensor.set_shape([*leading, *tensor.shape[len(leading) :]])
+        if tensor.shape.rank is not None:  # the result of tf.numpy_function has none, if nobody says
+            tensor.set_shape([*leading, *tensor.shape[len(leading) :]])
     return batch
 
 
@@ -285,7 +286,8 @@ def _end_marker(element_spec: Any, count: tf.Tensor) -> tf.data.Dataset:
     """A last, empty batch, whose ordinal is that of the example after the last."""
 
     def empty(spec: tf.TensorSpec) -> tf.Tensor:
-        return tf.zeros([0, *(size or 0 for size in spec.shape[1:])], spec.dtype)
+        inner = spec.shape[1:] if spec.shape.rank is not None else []
+        return tf.zeros([0, *(size or 0 for size in inner)], spec.dtype)
 
     marker = tf.nest.map_structure(empty, element_spec)
     marker["ordinal"] = count[None]

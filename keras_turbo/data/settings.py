@@ -53,7 +53,8 @@ class Settings:
             raise TypeError(f"`seed` must be an integer or None. Received: seed={self.seed!r}.")
         if self.seed is not None and not 0 <= self.seed < 2**63:
             raise ValueError(f"`seed` must lie between 0 and 2**63 - 1. Received: seed={self.seed}.")
-        if not any(self.cache is known or (isinstance(known, str) and self.cache == known) for known in CACHES):
+        # 0 equals False, and means something else to whoever writes it.
+        if self.cache is not False and not (isinstance(self.cache, str) and self.cache in CACHES):
             raise ValueError(
                 f"`cache` must be 'auto', 'memory', 'disk' or False. Received: cache={self.cache!r}."
                 + (" 'auto' picks memory or disk by what is free." if self.cache is True else "")

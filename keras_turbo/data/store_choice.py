@@ -24,6 +24,20 @@ from keras_turbo.data.stateless_random import random_ops_of
 from keras_turbo.data.user_functions import ElementFunction
 
 
+def require_known_length(settings: Settings, source: Source) -> None:
+    """Checks that there is a number of examples, as positions need it.
+
+    Raises:
+        ValueError: unknown, or infinite.
+    """
+    if source.num_examples < 0:
+        raise ValueError(
+            f"cache={settings.cache!r} needs to know how many examples there are, and the tf.data.Dataset has "
+            f"{'infinitely many' if source.num_examples == tf.data.INFINITE_CARDINALITY else 'an unknown number'}. "
+            "Apply tf.data.experimental.assert_cardinality to it, or use cache=False."
+        )
+
+
 def choose_store(
     settings: Settings, source: Source, map_fn: ElementFunction | None, make_example: Callable[[tf.Tensor], Any]
 ) -> ExampleStore | None:
@@ -31,7 +45,7 @@ def choose_store(
 
     Args:
         settings: of which `cache` and `cache_folder` count.
-        source: where the examples come from; its cardinality must be known if a store is asked for.
+        source: where the examples come from, of known length.
         map_fn: what is applied to them before they are kept.
         make_example: graph code: one example as it would be kept, by its position.
 
@@ -52,12 +66,6 @@ def choose_store(
                 "`random_resized_crop`, or crop in `augment_fn`, which comes after the store."
             )
         return None
-    if source.num_examples < 0:
-        raise ValueError(
-            f"cache={settings.cache!r} needs to know how many examples there are, and the tf.data.Dataset has "
-            f"{'infinitely many' if source.num_examples == tf.data.INFINITE_CARDINALITY else 'an unknown number'}. "
-            "Apply tf.data.experimental.assert_cardinality to it, or use cache=False."
-        )
     spec = tf.data.Dataset.range(1).map(make_example).element_spec
     obstacle = why_not_storable(spec)
     if obstacle is not None:

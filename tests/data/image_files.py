@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import struct
+import zlib
 
 import numpy as np
-from PIL import Image
+import tensorflow as tf
+from PIL import Image, ImageOps
+
+from keras_turbo.data.images import ImageOptions, decode_image
 
 
 def picture(height: int, width: int, seed: int = 0) -> Image.Image:
@@ -60,3 +65,150 @@ def with_segments(jpeg: bytes, *segments: bytes, jfif: bool = True) -> bytes:
     """A JPEG of Pillow's with segments put before its tables."""
     assert jpeg[2:20] == JFIF
     return jpeg[:2] + (JFIF if jfif else b"") + b"".join(segments) + jpeg[20:]
+
+
+MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+# TensorFlow's default for JPEG is a faster and less exact cosine transform than Pillow's.
+JPEG_TOLERANCE = 12
+SEED = (3, 4)
+# One size for most tests, since each set of options is traced once.
+IMAGE_SIZE = (11, 16)
+
+
+@functools.cache
+def decoder(options: ImageOptions):
+    signature = [tf.TensorSpec([], tf.string), tf.TensorSpec([2], tf.int64)]
+    return tf.function(lambda data, seed: decode_image(data, options, seed), input_signature=signature)
+
+
+def decode(data: bytes, seed: tuple[int, int] = SEED, **options) -> np.ndarray:
+    """Decodes in a graph, as in a map function."""
+    return decoder(ImageOptions(**options))(data, seed).numpy()
+
+
+def decode_eagerly(data: bytes, seed: tuple[int, int] = SEED, **options) -> np.ndarray:
+    """Decodes without a graph, which need not be traced for each set of options."""
+    return decode_image(tf.constant(data), ImageOptions(**options), tf.constant(seed, tf.int64)).numpy()
+
+
+def by_pillow(data: bytes, channels: int = 3) -> np.ndarray:
+    with Image.open(io.BytesIO(data)) as image:
+        pixels = np.array(image.convert(MODES[channels]))
+    return pixels.reshape(*pixels.shape[:2], channels)
+
+
+def assert_close(pixels: np.ndarray, expected: np.ndarray, tolerance: float, what: object = "") -> None:
+    assert pixels.dtype == np.uint8, what
+    assert pixels.shape == expected.shape, what
+    assert np.abs(pixels.astype(float) - expected).max() <= tolerance, what
+
+
+def assert_equal(pixels: np.ndarray, expected: np.ndarray, what: object = "") -> None:
+    assert_close(pixels, np.asarray(expected), 0, what)
+
+
+RGB = picture(24, 40)
+RGBA = RGB.copy()
+RGBA.putalpha(picture(24, 40, seed=1).convert("L"))
+GRAY = RGB.convert("L")
+PALETTE = RGB.convert("P", palette=Image.Palette.ADAPTIVE, colors=16)
+BITS = RGB.convert("1")
+DEEP = Image.fromarray((np.arange(24 * 40).reshape(24, 40) * 68).astype(np.uint16))
+ANIMATION = {"save_all": True, "append_images": [RGB.transpose(Image.Transpose.FLIP_LEFT_RIGHT)]}
+
+
+def interlaced_png() -> bytes:
+    """An RGB picture of 4 x 4 pixels in the seven passes of Adam7, which Pillow reads and does not write."""
+    pixels = np.array(picture(4, 4))
+    passes = [(0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4), (2, 0, 4, 2), (0, 1, 2, 2), (1, 0, 2, 1)]
+    rows = b""
+    for top, left, down, right in passes:
+        part = pixels[top::down, left::right]
+        rows += b"".join(b"\0" + row.tobytes() for row in part if row.size)
+
+    def chunk(name: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+    header = struct.pack(">IIBBBBB", 4, 4, 8, 2, 0, 0, 1)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+def bit_fields_bmp() -> bytes:
+    """A BMP of 16 bits a pixel: 5, 6 and 5 of them for red, green and blue."""
+    pixels = np.array(RGB).astype(np.uint32)
+    packed = (pixels[..., 0] >> 3 << 11 | pixels[..., 1] >> 2 << 5 | pixels[..., 2] >> 3).astype("<u2")[::-1].tobytes()
+    head = struct.pack("<IiiHHIIiiII", 40, 40, 24, 1, 16, 3, len(packed), 0, 0, 0, 0)
+    masks = struct.pack("<III", 0xF800, 0x07E0, 0x001F)
+    offset = 14 + len(head) + len(masks)
+    return b"BM" + struct.pack("<IHHI", offset + len(packed), 0, 0, offset) + head + masks + packed
+
+
+def top_down(bmp: bytes) -> bytes:
+    (height,) = struct.unpack("<i", bmp[22:26])
+    return bmp[:22] + struct.pack("<i", -height) + bmp[26:]
+
+
+def on_larger_screen(gif: bytes) -> bytes:
+    """The same GIF with a first frame that fills only a part of the screen."""
+    return gif[:6] + struct.pack("<HH", 50, 30) + gif[10:]
+
+
+def without_adobe_marker(jpeg: bytes) -> bytes:
+    start = jpeg.index(b"\xff\xee")
+    (length,) = struct.unpack(">H", jpeg[start + 2 : start + 4])
+    return jpeg[:start] + jpeg[start + 2 + length :]
+
+
+LOSSLESS = {
+    "png": encoded(RGB, "PNG"),
+    "png palette": encoded(PALETTE, "PNG"),
+    "png palette with transparency": encoded(PALETTE, "PNG", transparency=3),
+    "png 1 bit": encoded(BITS, "PNG"),
+    "png gray": encoded(GRAY, "PNG"),
+    "png gray with transparency": encoded(GRAY, "PNG", transparency=100),
+    "png gray and alpha": encoded(RGBA.convert("LA"), "PNG"),
+    "png rgba": encoded(RGBA, "PNG"),
+    "png interlaced": interlaced_png(),
+    "gif": encoded(PALETTE, "GIF"),
+    "gif animated": encoded(PALETTE, "GIF", **ANIMATION),
+    "gif smaller than its screen": on_larger_screen(encoded(PALETTE, "GIF")),
+    "bmp": encoded(RGB, "BMP"),
+    "bmp odd width": encoded(RGB.crop((0, 0, 37, 24)), "BMP"),
+    "bmp 32 bits": encoded(RGBA, "BMP"),
+    "bmp top down": top_down(encoded(RGB, "BMP")),
+    "bmp palette": encoded(PALETTE, "BMP"),
+    "bmp 1 bit": encoded(BITS, "BMP"),
+    "bmp 16 bits": bit_fields_bmp(),
+    "bmp with a byte too many": encoded(RGB, "BMP") + b"\0",
+    "webp lossless": encoded(RGB, "WEBP", lossless=True),
+    "webp lossless rgba": encoded(RGBA, "WEBP", lossless=True, exact=True),
+    "webp": encoded(RGB, "WEBP"),
+    "webp rgba": encoded(RGBA, "WEBP"),
+    "webp animated": encoded(RGB, "WEBP", lossless=True, **ANIMATION),
+}
+
+JPEGS = {
+    "baseline": encoded(RGB, "JPEG", quality=95),
+    "progressive": encoded(RGB, "JPEG", quality=95, progressive=True),
+    "full color resolution": encoded(RGB, "JPEG", quality=95, subsampling=0),
+    "gray": encoded(GRAY, "JPEG", quality=95),
+    "with color profile": with_segments(encoded(RGB, "JPEG", quality=95), ICC),
+}
+
+
+def turned(pixels: np.ndarray, orientation: int) -> np.ndarray:
+    """What a person sees of stored pixels, by Pillow."""
+    image = Image.fromarray(pixels)
+    image.getexif()[0x0112] = orientation
+    return np.array(ImageOps.exif_transpose(image))
+
+
+def resized(pixels: np.ndarray, image_size: tuple[int, int], **options) -> np.ndarray:
+    """`tf.image.resize` and rounding."""
+    return np.floor(np.clip(tf.image.resize(pixels, image_size, **options), 0, 255) + 0.5).astype(np.uint8)
+
+
+def metadata_with(orientation: int) -> Image.Exif:
+    metadata = Image.Exif()
+    metadata[0x0112] = orientation
+    return metadata

@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from keras_turbo.data.fingerprint import function_fingerprint
 from tests.data.fingerprinted_functions import FUNCTIONS, SPECS, fingerprints
-from tests.data.processes import PROJECT, run_python
+from tests.data.processes import run_python
 
-SCRIPT = "import runpy, sys; sys.argv[0] = 'x'; runpy.run_module('tests.data.fingerprinted_functions', run_name='__main__')"
+SCRIPT = "import runpy; runpy.run_module('tests.data.fingerprinted_functions', run_name='__main__')"
 
 
 def fingerprint_of(function, specs=SPECS) -> str | None:
@@ -22,7 +22,6 @@ def fingerprint_of(function, specs=SPECS) -> str | None:
 @pytest.mark.slow
 def test_another_process_finds_the_same():
     assert json.loads(run_python(SCRIPT, "7")) == fingerprints()
-    assert PROJECT.is_dir()
 
 
 def test_all_are_recognised_and_different():
@@ -77,6 +76,10 @@ class TestDifferences:
         assert fingerprint_of(function) == before
         variable.assign(3.0)
         assert fingerprint_of(function) != before
+
+    def test_default_values(self):
+        one, other = np.zeros(4, "float32"), np.ones(4, "float32")
+        assert fingerprint_of(lambda x, held=one: x + held) != fingerprint_of(lambda x, held=other: x + held)
 
     def test_strings(self):
         def make(table):

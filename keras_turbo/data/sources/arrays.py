@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -46,9 +47,9 @@ class ArraySource(Source):
         lengths = {}
         leaves = []
         for name, part in parts.items():
-            for index, leaf in enumerate(tf.nest.flatten(part)):
-                array = _as_array(leaf, name, memory_maps_stay_on_disk)
-                lengths[name if not tf.nest.is_nested(part) else f"{name}[{index}]"] = len(array)
+            for leaf_name, leaf in _named_leaves(part, name):
+                array = _as_array(leaf, leaf_name, memory_maps_stay_on_disk)
+                lengths[leaf_name] = len(array)
                 leaves.append(array)
         if not lengths:
             raise ValueError(f"`x` holds no array. Received: x={x!r}.")
@@ -118,6 +119,18 @@ def _as_tuples(part: Any, name: str) -> Any:
         return np.asarray(part)
     except ValueError as error:
         raise TypeError(f"`{name}` must hold arrays of a regular shape. {error} {_REMEDY}") from error
+
+
+def _named_leaves(part: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """The arrays of a structure in the order of `tf.nest.flatten`, each with what an error calls it."""
+    if isinstance(part, dict):
+        for key in sorted(part):
+            yield from _named_leaves(part[key], f"{name}[{key!r}]")
+    elif isinstance(part, tuple):
+        for index, item in enumerate(part):
+            yield from _named_leaves(item, f"{name}[{index}]")
+    else:
+        yield name, part
 
 
 def _is_arrays(item: Any) -> bool:

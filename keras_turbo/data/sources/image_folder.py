@@ -82,6 +82,7 @@ def find_images(directory: str | os.PathLike, by_class: bool, class_names: Seque
                 f"{str(root)!r} has no class folders: with labels='inferred' each class is a folder of images in it. "
                 "For a flat folder give `labels` as a list or a function of the path, or labels=None."
             )
+        _warn_of_images_beside(root)
         paths, class_of = [], []
         for name in folders:
             of_class = _images_below(root / name, left_out)
@@ -100,6 +101,20 @@ def find_images(directory: str | os.PathLike, by_class: bool, class_names: Seque
             "If the images are elsewhere, give that folder."
         )
     return ImageFiles(paths, class_of, folders)
+
+
+def _warn_of_images_beside(root: pathlib.Path) -> None:
+    beside = [
+        path.name
+        for path in root.iterdir()
+        if path.is_file() and not path.name.startswith(".") and path.suffix.lower() in IMAGE_ENDINGS
+    ]
+    if beside:
+        warnings.warn(
+            f"{len(beside)} images lie beside the class folders of {str(root)!r} and were left out, {min(beside)!r} among "
+            "them: they have no class.",
+            stacklevel=4,
+        )
 
 
 def _images_below(folder: pathlib.Path, left_out: collections.Counter[str]) -> list[str]:

@@ -59,15 +59,19 @@ class TfDatasetSource(Source):
             num_parallel_calls=tf.data.AUTOTUNE,
             deterministic=True,
         ).enumerate()
+        given = 0
         with progress_bar("Filling the example store", store.num_examples) as advance:
             for positions, examples in positions_and_examples.batch(_FILL_BATCH):
+                given = int(positions[-1]) + 1
+                if given > store.num_examples:
+                    break
                 store.write(positions.numpy(), *(leaf.numpy() for leaf in store.to_stored(examples)))
-                advance(len(positions))
+                advance(int(tf.size(positions)))
         store.save()
-        if store.num_filled != store.num_examples:
+        if given != store.num_examples:
             raise ValueError(
-                f"The tf.data.Dataset gave {store.num_filled} elements, where its cardinality() says "
-                f"{store.num_examples}. Correct it with tf.data.experimental.assert_cardinality."
+                f"The tf.data.Dataset gave {f'only {given}' if given < store.num_examples else 'more'} elements, where its "
+                f"cardinality() says {store.num_examples}. Correct it with tf.data.experimental.assert_cardinality."
             )
 
     def shuffled(self, seed: tf.Tensor) -> tf.data.Dataset:
