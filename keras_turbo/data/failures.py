@@ -66,6 +66,8 @@ class Failures:
         self._load_again = load_again
         self._failed = aligned_zeros((num_examples,), np.bool_)
         self._passed = np.zeros(num_examples, np.bool_)
+        #: Position and epoch of the last error, and its text.
+        self._raised: tuple[int, int, str] = (-1, -1, "")
         self._lock = threading.Lock()
         with tf.device("CPU:0"):
             #: bool, shape (num_examples,): what was skipped so far, for graph code.
@@ -93,13 +95,19 @@ class Failures:
 
     def _report_one(self, position: int, epoch: int) -> None:
         path = self._describe(position)
+        if self._raised[:2] == (position, epoch):
+            # tf.data goes on to the next batches in the background, which meet the same gap. Loading again for each
+            # would only keep a process busy that is about to end.
+            raise ExampleLoadError(self._raised[2])
         try:
             self._load_again(position, epoch)
             reason = "it failed once and could be loaded when tried again: a passing fault of its disk or network?"
         except Exception as error:  # whatever the user's own function raises is the reason
             reason = _reason(error)
         if self.on_error == "raise":
-            raise ExampleLoadError(f"{path}: {reason} (on_error='skip' leaves such examples out and lists them.)")
+            text = f"{path}: {reason} (on_error='skip' leaves such examples out and lists them.)"
+            self._raised = (position, epoch, text)
+            raise ExampleLoadError(text)
         with self._lock:
             first = not self.skipped
             self.skipped.setdefault(position, SkippedExample(path, reason))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 import os
 import statistics
 import tempfile
@@ -25,6 +27,9 @@ DEFAULT_PHOTO_SIZE = 64
 
 # The bar moves at most so often: a step of a small model takes less time than drawing it.
 _PROGRESS_INTERVAL_SECONDS = 0.25
+
+# More than a model has initializers, so that models of different seeds share none.
+_SEEDS_PER_MODEL = 32
 
 # Keras' own bars would scroll the table away. (A dict, since Keras' default "auto" is taken for the argument's type.)
 _SILENT: dict[str, Any] = {"verbose": 0}
@@ -223,25 +228,29 @@ def _turbo_datasets(
 
 
 def _small_network(input_shape: tuple[int, int, int], num_classes: int, seed: int) -> keras.Model:
+    """Three convolutions for images of 8 by 8 pixels; larger ones are halved to that by further convolutions."""
     layers = keras.layers
+    # Seeds of their own, so that nobody's global seed is touched.
+    seeds = itertools.count(seed * _SEEDS_PER_MODEL)
 
-    def initializer(number: int) -> Any:
-        # Seeds of their own, so that nobody's global seed is touched.
-        return keras.initializers.GlorotUniform(seed=seed * 8 + number)
+    def initializer() -> Any:
+        return keras.initializers.GlorotUniform(seed=next(seeds))
 
-    def convolution(number: int, filters: int) -> keras.Layer:
-        return layers.Conv2D(filters, 3, padding="same", activation="relu", kernel_initializer=initializer(number))
+    def convolution(filters: int, strides: int = 1) -> keras.Layer:
+        return layers.Conv2D(filters, 3, strides, padding="same", activation="relu", kernel_initializer=initializer())
 
+    halvings = max(0, math.ceil(math.log2(input_shape[0] / DIGIT_SIZE)))
     model = keras.Sequential(
         [
             keras.Input(input_shape),
             layers.Rescaling(1 / 255),
-            convolution(0, 16),
-            convolution(1, 32),
+            *(convolution(16, strides=2) for _ in range(halvings)),
+            convolution(16),
+            convolution(32),
             layers.MaxPooling2D(padding="same"),
-            convolution(2, 64),
+            convolution(64),
             layers.GlobalAveragePooling2D(),
-            MixedPrecisionSafeHead(num_classes, kernel_initializer=initializer(3)),
+            MixedPrecisionSafeHead(num_classes, kernel_initializer=initializer()),
         ]
     )
     model.compile(

@@ -99,9 +99,7 @@ def test_types_are_those_that_fit_gives(floatx):
         model.compile(run_eagerly=True)
         model.fit(arrays, arrays["float64"], sample_weight=np.ones(4, "float16"), batch_size=4, verbose=0)
         by_keras = model.seen
-        model.fit(
-            FastDataset(arrays, arrays["float64"], np.ones(4, "float16"), batch_size=4), verbose=0
-        )
+        model.fit(FastDataset(arrays, arrays["float64"], np.ones(4, "float16"), batch_size=4), verbose=0)
         assert model.seen == by_keras
         assert by_keras[0]["float16"] == floatx
     finally:
@@ -138,7 +136,12 @@ class TestForms:
 
     @pytest.mark.parametrize(
         "given",
-        [["a", "bc", "é"], np.array(["a", "bc", "é"]), np.array(["a", "bc", "é"], object), tf.constant(["a", "bc", "é"])],
+        [
+            ["a", "bc", "é"],
+            np.array(["a", "bc", "é"]),
+            np.array(["a", "bc", "é"], object),
+            tf.constant(["a", "bc", "é"]),
+        ],
         ids=["list", "array", "objects", "tensor"],
     )
     def test_strings(self, given):
@@ -209,7 +212,13 @@ class TestMemoryMaps:
 
     @pytest.mark.parametrize(
         ("cache", "map_fn"),
-        [("auto", None), ("memory", None), ("memory", lambda x: x * 2), ("disk", lambda x: x * 2), (False, lambda x: x * 2)],
+        [
+            ("auto", None),
+            ("memory", None),
+            ("memory", lambda x: x * 2),
+            ("disk", lambda x: x * 2),
+            (False, lambda x: x * 2),
+        ],
     )
     def test_in_a_dataset(self, on_disk, tmp_path, cache, map_fn):
         x = ROWS.astype("float64")
@@ -262,10 +271,13 @@ class TestErrors:
             FastDataset(*arguments)
 
     @pytest.mark.parametrize(
-        ("arguments", "name"), [((3,), "x"), ((np.float32(3),), "x"), (("text",), "x"), ((ROWS, 1), "y"), (({"a": 1},), r"x\['a'\]")]
+        ("arguments", "name"),
+        [((3,), "x"), ((np.float32(3),), "x"), (("text",), "x"), ((ROWS, 1), "y"), (({"a": 1},), r"x\['a'\]")],
     )
     def test_scalars(self, arguments, name):
-        with pytest.raises(TypeError, match=rf"`{name}` must hold arrays with one row for each example. Received a scalar"):
+        with pytest.raises(
+            TypeError, match=rf"`{name}` must hold arrays with one row for each example. Received a scalar"
+        ):
             FastDataset(*arguments)
 
     @pytest.mark.parametrize(
@@ -319,7 +331,15 @@ class TestErrors:
 def test_batches_of_many_sizes_hold_each_row_once():
     """Small batches are gathered many at a time and cut."""
     x = np.arange(1000)
-    for batch_size, drop_remainder in [(1, False), (3, False), (3, True), (7, True), (250, False), (999, False), (2000, False)]:
+    for batch_size, drop_remainder in [
+        (1, False),
+        (3, False),
+        (3, True),
+        (7, True),
+        (250, False),
+        (999, False),
+        (2000, False),
+    ]:
         batches = batches_of(FastDataset(x, batch_size=batch_size, drop_remainder=drop_remainder))
         rows = np.concatenate(batches) if batches else np.array([])
         whole = len(x) // batch_size * batch_size if drop_remainder else len(x)

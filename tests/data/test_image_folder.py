@@ -297,7 +297,9 @@ class TestImages:
         expected = {
             name: write_image(tmp_path / name, seed=seed) for seed, name in enumerate(["b/1.png", "a/3.png", "a/2.png"])
         }
-        dataset = FastDataset.from_image_folder(tmp_path, image_size=(8, 8), shuffle=True, seed=1, reshuffle_each_epoch=False)
+        dataset = FastDataset.from_image_folder(
+            tmp_path, image_size=(8, 8), shuffle=True, seed=1, reshuffle_each_epoch=False
+        )
         ((images, labels),) = batches_of(dataset)
         names = [os.path.relpath(path, tmp_path) for path in dataset.file_paths]
         assert sorted(names) == sorted(expected)

@@ -89,7 +89,9 @@ def test_unknown_ways_to_treat_errors(value):
 def test_functions(name):
     for function in (len, lambda x: x, keras.layers.Rescaling(2.0), tf.function(lambda x: x)):
         assert getattr(Settings(**{name: function}), name) is function
-    with pytest.raises(TypeError, match=rf"`{name}` must be a function, a Keras layer or None. Received: {name}='flip'"):
+    with pytest.raises(
+        TypeError, match=rf"`{name}` must be a function, a Keras layer or None. Received: {name}='flip'"
+    ):
         Settings(**{name: "flip"})
 
 

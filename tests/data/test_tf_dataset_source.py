@@ -132,7 +132,9 @@ class TestStream:
 
 class TestBufferedShuffle:
     def build(self, dataset=None, **options) -> FastDataset:
-        return FastDataset(numbers() if dataset is None else dataset, shuffle=True, batch_size=4, **{"seed": 1, **options})
+        return FastDataset(
+            numbers() if dataset is None else dataset, shuffle=True, batch_size=4, **{"seed": 1, **options}
+        )
 
     def test_a_small_dataset_is_shuffled_in_full(self):
         with warnings.catch_warnings():
@@ -225,7 +227,9 @@ class TestStore:
     def test_a_wrong_length_is_an_error(self, cache, tmp_path, said, given, words):
         dataset = self.build(LyingDataset(numbers(given), said), cache, tmp_path)
         for _ in range(2):
-            with pytest.raises(tf.errors.OpError, match=rf"gave {words} elements, where its cardinality\(\) says {said}\."):
+            with pytest.raises(
+                tf.errors.OpError, match=rf"gave {words} elements, where its cardinality\(\) says {said}\."
+            ):
                 batches_of(dataset)
 
     def test_a_wrong_assertion_is_an_error(self, cache, tmp_path):
@@ -257,5 +261,7 @@ def test_a_store_on_disk_goes_with_the_dataset(tmp_path):
 
 @pytest.mark.parametrize("cache", ["auto", False, "memory", "disk"])
 def test_skipping_is_refused(cache, tmp_path):
-    with pytest.raises(ValueError, match=r"on_error='skip' needs examples that can be loaded one by one.*ignore_errors"):
+    with pytest.raises(
+        ValueError, match=r"on_error='skip' needs examples that can be loaded one by one.*ignore_errors"
+    ):
         FastDataset(numbers(), on_error="skip", cache=cache, cache_dir=tmp_path)

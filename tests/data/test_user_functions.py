@@ -299,7 +299,9 @@ def test_targets_pass_by_and_can_be_augmented(images):
     labels = np.arange(16)
     alone = FastDataset(images, labels, batch_size=4, augment_fn=tf.image.random_flip_left_right, seed=1)
     np.testing.assert_array_equal(np.concatenate([y for _, y in batches_of(alone)]), labels)
-    both = FastDataset(images, labels, batch_size=4, augment_fn=lambda x, y: (x, y + tf.random.uniform([], 0, 2, tf.int64)))
+    both = FastDataset(
+        images, labels, batch_size=4, augment_fn=lambda x, y: (x, y + tf.random.uniform([], 0, 2, tf.int64))
+    )
     added = np.concatenate([y for _, y in batches_of(both)]) - labels
     assert set(added) == {0, 1}
 
