@@ -26,7 +26,8 @@ from typing import Any
 
 import numpy as np
 
-from keras_turbo.data.example_store import LARGEST_SHARE_OF_FREE, ExampleStore, aligned_zeros, leaf_formats
+from keras_turbo.data.example_store import LARGEST_SHARE_OF_FREE, ExampleStore, leaf_formats
+from keras_turbo.data.shared_arrays import aligned_zeros
 
 FORMAT_VERSION = 1
 
@@ -74,21 +75,25 @@ class DiskStore(ExampleStore):
     def __init__(self, element_spec: Any, folder: pathlib.Path) -> None:
         formats = leaf_formats(element_spec)
         arrays = []
+        self._may_write = True
         for index in range(len(formats)):
             path = folder / f"{index}.npy"
             try:
                 arrays.append(np.lib.format.open_memmap(path, mode="r+"))
             except PermissionError:
-                # Somebody else's finished store: private pages, so that a write can't reach it.
+                # Somebody else's store: private pages, so that a write can't reach it.
                 arrays.append(np.lib.format.open_memmap(path, mode="c"))
+                self._may_write = False
         filled = aligned_zeros((len(arrays[0]),), np.bool_)
         with contextlib.suppress(FileNotFoundError):  # nothing is filled yet
             filled[:] = np.load(folder / "filled.npy", allow_pickle=False)
         super().__init__(element_spec, arrays, filled)
         self.folder = folder
         self._last_save = time.monotonic()
-        # Runs when the store is dropped, and at the interpreter's exit.
-        self._finalizer = weakref.finalize(self, _save_marks, folder, arrays, filled)
+        self._inodes = _inodes(folder, len(arrays))
+        if self._may_write:
+            # Runs when the store is dropped, and at the interpreter's exit.
+            weakref.finalize(self, _save_marks, folder, arrays, filled, self._inodes)
 
     def write(self, positions: np.ndarray, *leaves: np.ndarray) -> None:
         super().write(positions, *leaves)
@@ -96,12 +101,26 @@ class DiskStore(ExampleStore):
             self.save()
 
     def save(self) -> None:
-        _save_marks(self.folder, self._arrays, self._filled)
+        if self._may_write:
+            _save_marks(self.folder, self._arrays, self._filled, self._inodes)
         self._last_save = time.monotonic()
 
 
-def _save_marks(folder: pathlib.Path, arrays: list[np.ndarray], filled: np.ndarray) -> None:
+def _inodes(folder: pathlib.Path, num_arrays: int) -> list[tuple[int, int]]:
+    """What tells a store's arrays from others at the same place; empty if they are gone."""
+    try:
+        found = [os.stat(folder / f"{index}.npy") for index in range(num_arrays)]
+    except OSError:
+        return []
+    return [(status.st_dev, status.st_ino) for status in found]
+
+
+def _save_marks(
+    folder: pathlib.Path, arrays: list[np.ndarray], filled: np.ndarray, inodes: list[tuple[int, int]]
+) -> None:
     """Saves which rows are filled, after the rows themselves: a mark on disk vouches for data on disk."""
+    if not inodes or _inodes(folder, len(arrays)) != inodes:
+        return  # the folder was removed, or another process has built the store anew: it has not these rows
     marks_path = folder / "filled.npy"
     try:
         saved = np.load(marks_path, allow_pickle=False)

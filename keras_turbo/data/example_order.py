@@ -7,7 +7,7 @@ an example and never a decoded image.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import threading
 
 import numpy as np
 import tensorflow as tf
@@ -80,44 +80,49 @@ class ExampleOrder:
             shard_index=self.shard_index + self.num_shards * index,
         )
 
-    def of_epoch(self, epoch: tf.Tensor) -> Callable[[tf.Tensor], tf.Tensor]:
-        """The order of one epoch, as graph code.
+    @property
+    def permutation_size(self) -> int:
+        """Length of what `permutation` gives: the number of positions where it is drawn whole, else 0."""
+        return self.num_positions if self.shuffle and self.num_positions <= WHOLE_PERMUTATION_LIMIT else 0
+
+    def permutation(self, epoch: tf.Tensor) -> tf.Tensor:
+        """Graph code: what `at` needs of an epoch (int64 scalar, from 0): an int64 vector, empty where it needs none."""
+        if not self.permutation_size:
+            return tf.zeros([0], tf.int64)
+        # The algorithm is named since "auto_select" would give another order on another kind of device.
+        return tf.random.experimental.stateless_shuffle(
+            tf.range(self.num_positions, dtype=tf.int64), seed=self._seed_of(epoch), alg="philox"
+        )
+
+    def at(self, ordinals: tf.Tensor, epoch: tf.Tensor, permutation: tf.Tensor) -> tf.Tensor:
+        """Graph code: the positions at some ordinals of an epoch.
 
         Args:
+            ordinals: int64 vector; the first example of this shard's epoch has ordinal 0.
             epoch: int64 scalar, counted from 0.
+            permutation: that of the epoch.
 
         Returns:
-            A function that takes int64 ordinals (any shape; the first example of this shard's epoch has ordinal 0)
-            and gives the positions at those ordinals, int64, of the same shape.
+            int64 vector of the same length.
         """
+        if self.num_shards > 1:
+            ordinals = ordinals * self.num_shards + self.shard_index
+        if not self.shuffle:
+            return ordinals
+        if self.permutation_size:
+            return tf.gather(permutation, ordinals)
+        return _index_shuffled(ordinals, self._seed_of(epoch), self.num_positions)
 
-        def global_ordinals(ordinals: tf.Tensor) -> tf.Tensor:
-            return ordinals * self.num_shards + self.shard_index if self.num_shards > 1 else ordinals
+    def _seed_of(self, epoch: tf.Tensor) -> tf.Tensor:
+        number = epoch if self.reshuffle_each_epoch else tf.zeros_like(epoch)
+        return tf.stack([tf.constant(self.seed, tf.int64), number])
 
-        if not self.shuffle or self.num_positions < 2:
-            return global_ordinals
-
-        seed = tf.stack(
-            [tf.constant(self.seed, tf.int64), epoch if self.reshuffle_each_epoch else tf.zeros_like(epoch)]
-        )
-        if self.num_positions <= WHOLE_PERMUTATION_LIMIT:
-            # The algorithm is named since "auto_select" would give another order on another kind of device.
-            permutation = tf.random.experimental.stateless_shuffle(
-                tf.range(self.num_positions, dtype=tf.int64), seed=seed, alg="philox"
-            )
-            return lambda ordinals: tf.gather(permutation, global_ordinals(ordinals))
-
-        def permuted(ordinals: tf.Tensor) -> tf.Tensor:
-            flat = tf.reshape(global_ordinals(ordinals), [-1])
-            return tf.reshape(_index_shuffled(flat, seed, self.num_positions), tf.shape(ordinals))
-
-        return permuted
-
-    def positions(self, epoch: int) -> np.ndarray:
-        """All positions of one epoch in their order: int64, shape `(num_examples,)`."""
+    def positions(self, epoch: int, ordinals: np.ndarray | None = None) -> np.ndarray:
+        """The positions of one epoch in their order, all or those at some ordinals: an int64 vector."""
         with tf.device("CPU:0"):
-            lookup = self.of_epoch(tf.constant(epoch, tf.int64))
-            return np.asarray(lookup(tf.range(self.num_examples, dtype=tf.int64)))
+            number = tf.constant(epoch, tf.int64)
+            wanted = tf.range(self.num_examples, dtype=tf.int64) if ordinals is None else tf.constant(ordinals, tf.int64)
+            return np.asarray(self.at(wanted, number, self.permutation(number)))
 
 
 def _index_shuffled(ordinals: tf.Tensor, seed: tf.Tensor, num_positions: int) -> tf.Tensor:
@@ -142,26 +147,24 @@ def _index_shuffled(ordinals: tf.Tensor, seed: tf.Tensor, num_positions: int) ->
 
 
 class EpochCounter:
-    """Counts the epochs of a dataset where they are known to begin: inside its graph.
+    """Counts the epochs of a dataset where they are known to begin: when their first element is pulled.
 
     Keras makes an iterator more than it has epochs and drops it unread, so counting iterators would skip every other
-    order. A count taken when the first element is pulled does not.
+    order. A tf.Variable would not do: made under a strategy's scope it would be mirrored.
     """
 
     def __init__(self) -> None:
-        # A table, since a tf.Variable made under a strategy's scope would be mirrored, by a collective under several
-        # workers; a table belongs to this process alone, whatever scope is open.
-        with tf.device("CPU:0"):
-            self._table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, default_value=0)
+        self._next_epoch = 0
+        self._lock = threading.Lock()
 
-    def begin_epoch(self) -> tf.Tensor:
-        """Graph code: the number of the epoch that begins here (int64, from 0), counted up for the next."""
-        key = tf.constant(0, tf.int64)
-        epoch = self._table.lookup(key)
-        self._table.insert(key, epoch + 1)
-        return epoch
+    def begin_epoch(self) -> np.int64:
+        """The number of the epoch that begins here, from 0, counted up for the next."""
+        with self._lock:
+            epoch = self._next_epoch
+            self._next_epoch += 1
+        return np.int64(epoch)
 
     @property
     def next_epoch(self) -> int:
         """The number that the next epoch to begin will have."""
-        return int(self._table.lookup(tf.constant(0, tf.int64)))
+        return self._next_epoch

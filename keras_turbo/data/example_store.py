@@ -15,9 +15,7 @@ import tensorflow as tf
 
 from keras_turbo.data.free_memory import free_memory_bytes
 from keras_turbo.data.python_calls import call_on
-
-# TensorFlow's kernels use aligned vector loads (EIGEN_MAX_ALIGN_BYTES), and numpy aligns its memory to 16 only.
-_ALIGNMENT_BYTES = 64
+from keras_turbo.data.shared_arrays import aligned_zeros, tensor_view
 
 # A store never takes more than this share of the free memory, or of the free disk: the model, its activations and
 # everybody else's processes want some too. People who cached all that fitted lost more to restarts than they gained.
@@ -31,6 +29,10 @@ class LeafFormat:
     shape: tuple[int, ...]
     dtype: tf.DType
     stored_dtype: np.dtype
+
+    def are_filled(self, positions: np.ndarray) -> np.ndarray:
+        """Which of some examples are there: bool, of the same shape."""
+        return self._filled[positions]
 
     @property
     def num_bytes(self) -> int:
@@ -78,22 +80,6 @@ def fits_in_memory(num_bytes: int) -> bool:
     return num_bytes <= LARGEST_SHARE_OF_FREE * free_memory_bytes()
 
 
-def aligned_zeros(shape: tuple[int, ...], dtype: np.dtype | type) -> np.ndarray:
-    """An array of zeros that TensorFlow can use as it lies in memory; untouched parts take no memory yet."""
-    dtype = np.dtype(dtype)
-    num_bytes = math.prod(shape) * dtype.itemsize
-    buffer = np.zeros(num_bytes + _ALIGNMENT_BYTES, np.uint8)
-    offset = -buffer.ctypes.data % _ALIGNMENT_BYTES
-    return buffer[offset : offset + num_bytes].view(dtype).reshape(shape)
-
-
-def tensor_view(array: np.ndarray) -> tf.Tensor:
-    """A tensor over the same memory as a writable, aligned array: what is written to the one is read from the other."""
-    if array.size == 0:
-        return tf.zeros(array.shape, array.dtype)
-    return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
-
-
 class ExampleStore:
     """Examples by position, each written once and then gathered in any order.
 
@@ -118,6 +104,10 @@ class ExampleStore:
     @property
     def num_examples(self) -> int:
         return len(self._filled)
+
+    def are_filled(self, positions: np.ndarray) -> np.ndarray:
+        """Which of some examples are there: bool, of the same shape."""
+        return self._filled[positions]
 
     @property
     def num_filled(self) -> int:

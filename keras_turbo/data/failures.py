@@ -11,8 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from keras_turbo.data.example_store import aligned_zeros, tensor_view
-from keras_turbo.data.python_calls import call_on
+from keras_turbo.data.shared_arrays import aligned_zeros, tensor_view
 
 ON_ERROR = ("raise", "skip")
 
@@ -81,17 +80,28 @@ class Failures:
         """Whether epochs have been through all of some positions, so that it is known which of them fail."""
         return bool(self._passed[positions].all())
 
-    def report_in_graph(self, expected: tf.Tensor, arrived: tf.Tensor, epoch: tf.Tensor) -> None:
-        """Graph code: accounts for positions (int64 vectors) that an epoch asked for and that did not all arrive."""
-        call_on(self, Failures._report, [expected, arrived, epoch], [])
+    def report(self, positions: np.ndarray, epoch: int) -> None:
+        """Accounts for examples that an epoch asked for and that did not arrive.
 
-    def end_pass_in_graph(self, positions: tf.Tensor) -> None:
-        """Graph code: an epoch over these positions (int64 vector) is through."""
-        call_on(self, Failures._end_pass, [positions], [])
+        Raises:
+            ExampleLoadError: with `on_error="raise"`.
+        """
+        for position in positions[~self._failed[positions]]:
+            self._report_one(int(position), epoch)
 
-    def _report(self, expected: np.ndarray, arrived: np.ndarray, epoch: np.integer) -> None:
-        for position in np.setdiff1d(expected, arrived):
-            self._report_one(int(position), int(epoch))
+    def end_pass(self, positions: np.ndarray) -> None:
+        """Takes note that an epoch over these positions is through.
+
+        Raises:
+            ExampleLoadError: all of them fail.
+        """
+        if self._failed[positions].all():
+            first = self.skipped[int(positions.min())]
+            raise ExampleLoadError(
+                f"All {len(positions)} examples failed to load, so there is nothing to train on. "
+                f"The first: {first.path}: {first.reason}"
+            )
+        self._passed[positions] = True
 
     def _report_one(self, position: int, epoch: int) -> None:
         path = self._describe(position)
@@ -118,15 +128,6 @@ class Failures:
                 "further warning; `skipped` of the dataset lists all.",
                 stacklevel=2,
             )
-
-    def _end_pass(self, positions: np.ndarray) -> None:
-        if self._failed[positions].all():
-            first = self.skipped[int(positions.min())]
-            raise ExampleLoadError(
-                f"All {len(positions)} examples failed to load, so there is nothing to train on. "
-                f"The first: {first.path}: {first.reason}"
-            )
-        self._passed[positions] = True
 
 
 def _reason(error: Exception) -> str:

@@ -1,7 +1,7 @@
 """Bytes of an image file to pixels, by TensorFlow operations that `tf.data` runs in parallel.
 
-What most files are (JPEG, PNG, GIF, plain BMP, and simple WebP where this TensorFlow reads it) never enters Python.
-The rest goes through Pillow: CMYK JPEG, BMP with a palette, and the like.
+JPEG and PNG are decoded there. The rest goes through Pillow, in Python: GIF, BMP and WebP, CMYK JPEG, and PNG with a
+palette where an alpha channel is wanted.
 """
 
 from __future__ import annotations
@@ -38,10 +38,6 @@ _CMYK_CHANNELS = 4
 
 # The eXIf chunk of a PNG stands before the pixels, behind a color profile at most.
 _PNG_SEARCHED_BYTES = 4096
-_PNG_PALETTE = 3
-# Shorter ones, of OS/2, hold their numbers elsewhere.
-_LEAST_BMP_HEADER_SIZE = 40
-
 
 # Stored pixels of a region (top, left, height, width), or of all the picture for None, at 1 / _JPEG_SCALES[rung].
 _Reader = Callable[["tf.Tensor | None", "tf.Tensor | None"], tf.Tensor]
@@ -57,7 +53,7 @@ def decode_image(data: tf.Tensor, options: ImageOptions, seed: tf.Tensor | None 
     already, they are the decoder's own.
 
     With 1 or 3 channels transparency is dropped, as TensorFlow and Keras do: transparent pixels show the color that the
-    file stores for them (in a GIF black). With 4 channels, files without transparency get an alpha of 255.
+    file stores for them. With 4 channels, files without transparency get an alpha of 255.
 
     Args:
         data: scalar string, the file's bytes.
@@ -76,39 +72,32 @@ def decode_image(data: tf.Tensor, options: ImageOptions, seed: tf.Tensor | None 
         raise ValueError("`random_resized_crop` needs a `seed` of shape (2,), such as the example's own in its epoch.")
     head = FileHead(data)
 
-    def plain_jpeg() -> tf.Tensor:
+    def pillow() -> tf.Tensor:
+        return _part(decode_by_pillow(data, options.channels, options.exif_orientation), options, seed)
+
+    def jpeg() -> tf.Tensor:
         shape = tf.image.extract_jpeg_shape(data)
+        orientation = None
+        if options.exif_orientation:
+            orientation = tf.cond(head.is_plain_jpeg(), lambda: exif.UPRIGHT, lambda: exif.jpeg_orientation(data))
         return tf.cond(
             shape[2] == _CMYK_CHANNELS,
-            unusual,
-            lambda: _fit(shape[:2], _jpeg_reader(data, shape, options), options, seed),
+            pillow,
+            lambda: _jpeg_part(_jpeg_reader(data, shape, options), shape[:2], options, seed, orientation),
         )
 
-    def anything() -> tf.Tensor:
-        kinds = head.kinds()
-        shape = tf.cond(kinds["jpeg"], lambda: tf.image.extract_jpeg_shape(data), lambda: tf.zeros([3], tf.int32))
-        orientation = _orientation(data, kinds) if options.exif_orientation else None
-        return tf.cond(
-            kinds["jpeg"] & (shape[2] != _CMYK_CHANNELS),
-            lambda: _fit(shape[:2], _jpeg_reader(data, shape, options), options, seed, orientation),
-            lambda: _fit_decoded(_decode_other(data, head, kinds, options.channels), options, seed, orientation),
-        )
+    def png() -> tf.Tensor:
+        pixels = tf.io.decode_png(data, channels=options.channels)
+        if options.exif_orientation:
+            has_exif = tf.strings.regex_full_match(tf.strings.substr(data, 0, _PNG_SEARCHED_BYTES), r"(?s)\C*eXIf\C*")
+            pixels = exif.upright(pixels, tf.cond(has_exif, lambda: orientation_by_pillow(data), lambda: exif.UPRIGHT))
+        return _part(pixels, options, seed)
 
-    # By far the most files are plain. They are spared all that looks for something else.
-    unusual = _apart(anything)
-    image = tf.cond(head.is_plain_jpeg, plain_jpeg, unusual)
+    # Few nodes, all in all: TensorFlow optimizes this function anew for each iterator, and passes through each node of
+    # the branches not taken.
+    kind = tf.where(head.is_jpeg(), 0, tf.where(head.is_png_for(options.channels), 1, 2))
+    image = _resized(tf.switch_case(kind, [jpeg, png, pillow]), options)
     return tf.ensure_shape(image, [*(options.image_size or (None, None)), options.channels])
-
-
-def _apart(branch: Callable[[], tf.Tensor]) -> Callable[[], tf.Tensor]:
-    """The same branch as one node of the graph.
-
-    TensorFlow inlines the branches of a condition, and then passes through each node of those not taken, one by one.
-    For the many nodes of a rarely taken branch that costs as much as a tenth of the decoding.
-    """
-    if tf.executing_eagerly():
-        return branch
-    return tf.function(branch, autograph=False, experimental_attributes={"_noinline": True})
 
 
 def _jpeg_reader(data: tf.Tensor, shape: tf.Tensor, options: ImageOptions) -> _Reader:
@@ -147,109 +136,34 @@ def _jpeg_reader(data: tf.Tensor, shape: tf.Tensor, options: ImageOptions) -> _R
     return read
 
 
-def _orientation(data: tf.Tensor, kinds: dict[str, tf.Tensor]) -> tf.Tensor:
-    """How the picture is to be turned, from the metadata of any kind of file."""
-    has_exif_chunk = tf.strings.regex_full_match(tf.strings.substr(data, 0, _PNG_SEARCHED_BYTES), r"(?s)\C*eXIf\C*")
-    may_have_exif = (kinds["png"] & has_exif_chunk) | kinds["extended_webp"]
-    return tf.switch_case(
-        tf.where(kinds["jpeg"], 0, tf.where(may_have_exif, 1, 2)),
-        [lambda: exif.jpeg_orientation(data), lambda: orientation_by_pillow(data), lambda: tf.constant(1)],
-    )
-
-
-def _decode_other(data: tf.Tensor, head: FileHead, kinds: dict[str, tf.Tensor], channels: int) -> tf.Tensor:
-    """The stored pixels of anything but a JPEG of one or three channels."""
-    numbers = head.numbers()
-
-    @_apart
-    def pillow() -> tf.Tensor:
-        return decode_by_pillow(data, channels)
-
-    def png() -> tf.Tensor:
-        return tf.io.decode_png(data, channels=channels)
-
-    def bmp() -> tf.Tensor:
-        return _from_rgb(tf.io.decode_image(data, channels=3, expand_animations=False), channels)
-
-    def gif() -> tf.Tensor:
-        pixels = bmp()
-        screen = tf.stack([numbers["gif_height"], numbers["gif_width"]])
-        # TensorFlow takes a first frame that fills only a part of the screen for all of it.
-        return tf.cond(tf.reduce_all(tf.shape(pixels, tf.int64)[:2] == screen), lambda: pixels, pillow)
-
-    def webp() -> tf.Tensor:
-        return _from_rgb(tf.io.decode_image(data, channels=0, expand_animations=False)[:, :, :3], channels)
-
-    branches = [(kinds["bmp"] & _is_true_color_bmp(data, numbers), bmp)]
-    if channels == 4:
-        # TensorFlow gives a wrong alpha for a PNG of few bits or with a palette, and none for a GIF or WebP.
-        branches.append((kinds["png"] & (numbers["png_depth"] >= 8) & (numbers["png_color_type"] != _PNG_PALETTE), png))
-    else:
-        branches += [(kinds["png"], png), (kinds["gif"], gif)]
-        if hasattr(tf.io, "decode_webp"):
-            # An extended WebP may be an animation, on which TensorFlow 2.21 crashes.
-            branches.append((kinds["webp"] & ~kinds["extended_webp"], webp))
-    branches.append((tf.constant(True), pillow))
-    return tf.switch_case(
-        tf.argmax(tf.stack([condition for condition, _ in branches]), output_type=tf.int32),
-        [branch for _, branch in branches],
-    )
-
-
-def _is_true_color_bmp(data: tf.Tensor, numbers: dict[str, tf.Tensor]) -> tf.Tensor:
-    """Whether a BMP is of the kind that TensorFlow reads: true color, no bit fields, and not a byte too many."""
-    depth, height = numbers["bmp_depth"], numbers["bmp_height"]
-    height = tf.minimum(height, 2**32 - height)  # a negative one, in two's complement, means that rows run downwards
-    size = numbers["bmp_pixel_offset"] + (depth * numbers["bmp_width"] + 31) // 32 * 4 * height
-    return (
-        (numbers["bmp_header_size"] >= _LEAST_BMP_HEADER_SIZE)
-        & ((depth == 24) | (depth == 32))
-        & (numbers["bmp_compression"] == 0)
-        & (tf.cast(tf.strings.length(data), tf.int64) == size)
-    )
-
-
 def _with_alpha(rgb: tf.Tensor) -> tf.Tensor:
     return tf.concat([rgb, tf.fill(tf.concat([tf.shape(rgb)[:2], [1]], 0), tf.constant(255, tf.uint8))], -1)
-
-
-def _from_rgb(rgb: tf.Tensor, channels: int) -> tf.Tensor:
-    if channels == 1:
-        # ITU-R BT.601 luma in 16-bit fixed point, as Pillow computes it.
-        weighted = tf.cast(rgb, tf.int32) * tf.constant([19595, 38470, 7471])
-        return tf.cast((tf.reduce_sum(weighted, -1, keepdims=True) + 0x8000) // 0x10000, tf.uint8)
-    return _with_alpha(rgb) if channels == 4 else rgb
 
 
 def _sliced(pixels: tf.Tensor, start: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
     return tf.slice(pixels, tf.concat([start, [0]], 0), tf.concat([size, [-1]], 0))
 
 
-def _fit_decoded(
-    pixels: tf.Tensor, options: ImageOptions, seed: tf.Tensor | None, orientation: tf.Tensor | None
-) -> tf.Tensor:
-    """`_fit` for a picture that is there as a whole."""
-
-    def read(region: tf.Tensor | None, _rung: tf.Tensor | None) -> tf.Tensor:
-        return pixels if region is None else _sliced(pixels, region[:2], region[2:])
-
-    return _fit(tf.shape(pixels)[:2], read, options, seed, orientation)
+def _part(pixels: tf.Tensor, options: ImageOptions, seed: tf.Tensor | None) -> tf.Tensor:
+    """The wanted part of an upright picture."""
+    region = _wanted_region(tf.shape(pixels)[:2], options, seed)
+    return pixels if region is None else _sliced(pixels, region[:2], region[2:])
 
 
-def _fit(
-    stored_size: tf.Tensor,
+def _jpeg_part(
     read: _Reader,
+    stored_size: tf.Tensor,
     options: ImageOptions,
     seed: tf.Tensor | None,
-    orientation: tf.Tensor | None = None,
+    orientation: tf.Tensor | None,
 ) -> tf.Tensor:
-    """Reads the part of a picture that is wanted, turns it upright and resizes it.
+    """Reads the wanted part of a JPEG and turns it upright.
 
-    The picture is turned before it is resized. The other order would turn fewer pixels, but rounds differently.
+    It is turned before it is resized. The other order would turn fewer pixels, but rounds differently.
 
     Args:
-        stored_size: int32, height and width before turning.
         read: gives stored pixels.
+        stored_size: int32, height and width before turning.
         options: what is wanted.
         seed: for a random part.
         orientation: int32 scalar from 1 to 8. None is 1, without any operations.
@@ -262,9 +176,7 @@ def _fit(
     if region is not None and orientation is not None:
         region = exif.stored_region(region, stored_size, orientation)
     image = read(region, rung)
-    if orientation is not None:
-        image = exif.upright(image, orientation)
-    return _resized(image, options)
+    return image if orientation is None else exif.upright(image, orientation)
 
 
 def _wanted_region(size: tf.Tensor, options: ImageOptions, seed: tf.Tensor | None) -> tf.Tensor | None:

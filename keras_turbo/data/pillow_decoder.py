@@ -14,12 +14,13 @@ _ORIENTATION_TAG, _UPRIGHT = 0x0112, 1
 _SHOWN_BYTES = 16
 
 
-def decode_by_pillow(data: tf.Tensor, channels: int) -> tf.Tensor:
-    """Decodes an image file as stored (not turned by its Exif orientation), in graph code that calls Python.
+def decode_by_pillow(data: tf.Tensor, channels: int, exif_orientation: bool) -> tf.Tensor:
+    """Decodes an image file, in graph code that calls Python.
 
     Args:
         data: scalar string, the file's bytes.
         channels: 1, 3 or 4.
+        exif_orientation: whether it is turned as its Exif says.
 
     Returns:
         uint8 tensor of shape `(height, width, channels)`: the first frame.
@@ -27,7 +28,9 @@ def decode_by_pillow(data: tf.Tensor, channels: int) -> tf.Tensor:
     Raises:
         tf.errors.InvalidArgumentError: when it runs, with what is wrong with the file.
     """
-    pixels, problem = tf.numpy_function(_pixels_or_problem, [data, channels], [tf.uint8, tf.string], stateful=False)
+    pixels, problem = tf.numpy_function(
+        _pixels_or_problem, [data, channels, exif_orientation], [tf.uint8, tf.string], stateful=False
+    )
     if tf.executing_eagerly():
         if problem != b"":
             raise tf.errors.InvalidArgumentError(None, None, problem.numpy().decode())
@@ -38,9 +41,11 @@ def decode_by_pillow(data: tf.Tensor, channels: int) -> tf.Tensor:
     return tf.ensure_shape(pixels, [None, None, channels])
 
 
-def _pixels_or_problem(data: bytes | np.ndarray, channels: np.integer) -> tuple[np.ndarray, bytes]:
+def _pixels_or_problem(
+    data: bytes | np.ndarray, channels: np.integer, exif_orientation: np.bool_
+) -> tuple[np.ndarray, bytes]:
     """Pixels and b"", or an empty array and a message in ASCII."""
-    from PIL import Image
+    from PIL import Image, ImageOps
 
     data = _as_bytes(data)
     kind = image_kind(data)
@@ -48,7 +53,10 @@ def _pixels_or_problem(data: bytes | np.ndarray, channels: np.integer) -> tuple[
         return np.zeros((0, 0, channels), np.uint8), _why_no_image(data).encode()
     try:
         with Image.open(io.BytesIO(data), formats=[kind.upper()]) as image:
-            pixels = np.array(image.convert(_MODES[int(channels)]))
+            converted = image.convert(_MODES[int(channels)])
+            if exif_orientation and _orientation(data) != _UPRIGHT:
+                converted = ImageOps.exif_transpose(image).convert(_MODES[int(channels)])
+            pixels = np.array(converted)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         problem = f"{error} If you trust the file, set PIL.Image.MAX_IMAGE_PIXELS to more, or make the image smaller."
     except Exception as error:  # Pillow's decoders raise whatever they meet: OSError, SyntaxError, struct.error

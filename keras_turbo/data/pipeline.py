@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from keras_turbo.data.example_order import EpochCounter, ExampleOrder
@@ -18,8 +19,11 @@ from keras_turbo.data.user_functions import ElementFunction, RandomFunction
 
 # Small batches are gathered many at a time and cut: below this size the fixed cost of a gather, about 40 us, is more
 # than the copying. Measured with rows of 128 bytes: chunks of 256 KB were no slower than any other size.
-_GATHER_CHUNK_BYTES = 262_144
-_MOST_BATCHES_A_CHUNK = 64
+_GATHER_BYTES = 262_144
+_MOST_BATCHES_A_GATHER = 64
+
+# Positions that are worked out together where examples are made one by one.
+_POSITIONS_AT_ONCE = 1024
 
 # Batches made ahead of the step that takes them. Two, since one hides the making and a second evens out a slow batch.
 PREFETCHED_BATCHES = 2
@@ -72,17 +76,41 @@ class Pipeline:
         return num_examples // self.batch_size if self.drop_remainder else math.ceil(num_examples / self.batch_size)
 
     def dataset(self) -> tf.data.Dataset:
-        """The whole: a dataset of batches, a new epoch each time it is iterated."""
-        batches = tf.data.Dataset.from_tensors(0).flat_map(lambda _: self._epoch(self.counter.begin_epoch()))
+        """The whole: a dataset of batches, a new epoch each time it is iterated.
+
+        What TensorFlow instantiates anew for each iterator is kept small, since a short epoch is over in a few
+        hundredths of a second: few functions, and none of those that load examples once the store is complete.
+        """
+        if self._gathers_always:
+            batches = self._from_memory()
+        elif self.store is None:
+            batches = self._one_by_one(from_memory=False)
+        else:
+            batches = self._from_store_or_source()
         if not self.may_skip:
             number = self.num_batches(self.order.num_examples)
             batches = batches.apply(tf.data.experimental.assert_cardinality(number))
         return batches.prefetch(PREFETCHED_BATCHES).with_options(data_options())
 
-    def fill(self) -> None:
-        """Fills the store, where the source can't be read by position."""
+    def begin_epoch(self) -> tuple[np.int64, np.ndarray]:
+        """Begins an epoch: its number, counted from 0, and its permutation."""
         if self.fill_store is not None:
             self.fill_store()
+        epoch = self.counter.begin_epoch()
+        return epoch, self.order.permutation(tf.constant(epoch)).numpy()
+
+    def store_is_complete(self) -> np.bool_:
+        """Whether the store has all that the next epoch wants, but for what can't be loaded."""
+        if self.store is None:
+            return np.bool_(False)
+        is_whole = self.order.num_shards == 1
+        positions = np.arange(self.order.num_positions) if is_whole else self.order.positions(self.counter.next_epoch)
+        filled, failed = self.store.are_filled(positions), self.failures.are_failed(positions)
+        # An epoch without a single example is an error, which the account of loaded ones raises.
+        complete = bool((filled | failed).all() and filled.any())
+        if complete:
+            self.failures.end_pass(positions)
+        return np.bool_(complete)
 
     def example(self, position: tf.Tensor) -> Any:
         """Graph code: one mapped example, as it is stored (a random source's with a seed of zeros)."""
@@ -94,39 +122,49 @@ class Pipeline:
         example = self._gather(position) if self._gathers_always else self._mapped(position, seed)
         return example if self.augment_fn is None else self.augment_fn(example, seed)
 
-    def _epoch(self, epoch: tf.Tensor) -> tf.data.Dataset:
-        lookup, count = self._positions(epoch)
-        if self.fill_store is not None:
-            call_on(self, Pipeline.fill, [], [])
-        if self._gathers_always:
-            return self._gathered(epoch, lookup, count)
-        if self.store is None:
-            return self._one_by_one(epoch, lookup, count)
-        complete = self._store_is_complete(self.store, lookup, count)
-        nothing = tf.zeros_like(count)
-        gathered = self._gathered(epoch, lookup, tf.where(complete, count, nothing))
-        return gathered.concatenate(self._one_by_one(epoch, lookup, tf.where(complete, nothing, count)))
-
-    def _store_is_complete(self, store: ExampleStore, lookup: Callable, count: tf.Tensor) -> tf.Tensor:
-        """Graph code: whether the store has all that this epoch wants."""
-        if self.order.num_shards == 1:
-            return tf.reduce_all(store.filled_view | self.failures.failed_view)
-        return tf.reduce_all(tf.gather(store.filled_view, lookup(tf.range(count))))
-
     @property
     def _gathers_always(self) -> bool:
         """Whether examples are in memory before an epoch begins."""
         return self.fill_store is not None or (self.source.in_memory and self.map_fn is None)
 
-    def _positions(self, epoch: tf.Tensor) -> tuple[Callable[[tf.Tensor], tf.Tensor], tf.Tensor]:
-        """The epoch's order without what is known to fail: a function of ordinals, and how many there are."""
-        lookup = self.order.of_epoch(epoch)
-        count = tf.constant(self.order.num_examples, tf.int64)
-        if not self.may_skip:
-            return lookup, count
-        everything = lookup(tf.range(count))
-        loadable = tf.boolean_mask(everything, ~tf.gather(self.failures.failed_view, everything))
-        return lambda ordinals: tf.gather(loadable, ordinals), tf.size(loadable, tf.int64)
+    def _from_store_or_source(self) -> tf.data.Dataset:
+        """An epoch from the store if it has all that the epoch wants, else one that loads and fills it."""
+        stored, loaded = self._from_memory(), self._one_by_one(from_memory=False)
+
+        def chosen(_: tf.Tensor) -> tf.data.Dataset:
+            complete = tf.ensure_shape(call_on(self, Pipeline.store_is_complete, [], tf.bool), [])
+            everything, nothing = tf.constant(-1, tf.int64), tf.constant(0, tf.int64)
+            # Of a dataset of which nothing is taken, TensorFlow makes no iterator.
+            return stored.take(tf.where(complete, everything, nothing)).concatenate(
+                loaded.take(tf.where(complete, nothing, everything))
+            )
+
+        return tf.data.Dataset.from_tensors(0).flat_map(chosen)
+
+    def _positions(self, chunk: int) -> tf.data.Dataset:
+        """The order of an epoch, which begins here: vectors of up to `chunk` examples, without what is known to fail.
+
+        Elements are dicts of int64 vectors: "epoch", "ordinal" (the place in the epoch) and "position".
+        """
+        count = self.order.num_examples
+
+        def begin() -> tuple[tf.Tensor, tf.Tensor]:
+            # Python, once an epoch: as graph code it would be instantiated for each iterator, at some 10 ms.
+            epoch, permutation = call_on(self, Pipeline.begin_epoch, [], [tf.int64, tf.int64])
+            return tf.ensure_shape(epoch, []), tf.ensure_shape(permutation, [self.order.permutation_size])
+
+        def step(state: tuple[tf.Tensor, tf.Tensor], index: tf.Tensor) -> tuple[Any, dict[str, tf.Tensor]]:
+            epoch, permutation = tf.cond(state[0] < 0, begin, lambda: state)
+            ordinals = tf.range(index * chunk, tf.minimum((index + 1) * chunk, count))
+            positions = self.order.at(ordinals, epoch, permutation)
+            vectors = {"epoch": tf.fill(tf.shape(ordinals), epoch), "ordinal": ordinals, "position": positions}
+            if self.may_skip:
+                loadable = ~tf.gather(self.failures.failed_view, positions)
+                vectors = {name: tf.boolean_mask(vector, loadable) for name, vector in vectors.items()}
+            return (epoch, permutation), vectors
+
+        before = (tf.constant(-1, tf.int64), tf.zeros([self.order.permutation_size], tf.int64))
+        return tf.data.Dataset.range(math.ceil(count / chunk)).scan(before, step)
 
     def _example_seed(self, epoch: tf.Tensor, position: tf.Tensor) -> tf.Tensor:
         seed = tf.stack([tf.constant(self.seed ^ _EXAMPLE_SEEDS, tf.int64), epoch])
@@ -139,56 +177,34 @@ class Pipeline:
     def _gather(self, positions: tf.Tensor) -> Any:
         return self.source.gather(positions) if self.store is None else self.store.gather(positions)
 
-    # From memory: batches are gathered whole, where nothing is done to single examples.
-
-    def _gathered(self, epoch: tf.Tensor, lookup: Callable, count: tf.Tensor) -> tf.data.Dataset:
+    def _from_memory(self) -> tf.data.Dataset:
+        """An epoch of examples that are in memory or in a complete store: gathered whole, if nothing is done to one."""
         if self.augment_fn is not None:
-            return self._one_by_one(epoch, lookup, count, from_memory=True)
-        if self.batch_size is None:
-            return tf.data.Dataset.range(count).map(
-                lambda ordinal: self._gather(lookup(ordinal)),
-                num_parallel_calls=self.parallel_calls,
-                deterministic=True,
-            )
-        size = self.batch_size
-        full, rest = count // size, count % size
-        chunk = self._batches_per_chunk()
-        chunks = full // chunk if chunk > 1 else tf.zeros_like(full)
-
-        def many_batches(index: tf.Tensor) -> Any:
-            ordinals = tf.range(chunk * size, dtype=tf.int64) + index * (chunk * size)
-            batches = self._gather(tf.reshape(lookup(ordinals), [chunk, size]))
-            return _set_leading_shape(batches, (chunk, size))
-
-        def one_batch(index: tf.Tensor) -> Any:
-            ordinals = tf.range(index * size, tf.minimum((index + 1) * size, count))
-            return _set_leading_shape(self._gather(lookup(ordinals)), (size if self.drop_remainder else None,))
-
-        last = full if self.drop_remainder else full + tf.cast(rest > 0, tf.int64)
-        singles = tf.data.Dataset.range(chunks * chunk, last).map(
-            one_batch, num_parallel_calls=PREFETCHED_BATCHES, deterministic=True
+            return self._one_by_one(from_memory=True)
+        batches_at_once = self._batches_per_gather()
+        gathered = self._positions(batches_at_once * (self.batch_size or 1)).map(
+            lambda vectors: self._gather(vectors["position"]),
+            num_parallel_calls=PREFETCHED_BATCHES,
+            deterministic=True,
         )
-        if chunk == 1:
-            return singles
-        cut = tf.data.Dataset.range(chunks).map(many_batches).prefetch(1).unbatch()
-        return cut.concatenate(singles)
+        if self.batch_size is None:
+            return gathered.unbatch()
+        return gathered.rebatch(self.batch_size, drop_remainder=self.drop_remainder)
 
-    def _batches_per_chunk(self) -> int:
+    def _batches_per_gather(self) -> int:
         spec = tf.data.Dataset.range(1).map(self._gather).element_spec
-        batch_bytes = self.batch_size * max(1, sum(_static_bytes(leaf) for leaf in tf.nest.flatten(spec)))
-        most = max(1, self.order.num_examples // (self.batch_size * 4))
-        return max(1, min(_MOST_BATCHES_A_CHUNK, _GATHER_CHUNK_BYTES // batch_bytes, most))
+        example_bytes = max(1, sum(_static_bytes(leaf) for leaf in tf.nest.flatten(spec)))
+        size = self.batch_size or 1
+        most = max(1, self.order.num_examples // (size * 4))
+        return max(1, min(_MOST_BATCHES_A_GATHER, _GATHER_BYTES // (size * example_bytes), most))
 
-    # One by one: a failure is told from the gap that it leaves.
-
-    def _one_by_one(
-        self, epoch: tf.Tensor, lookup: Callable, count: tf.Tensor, *, from_memory: bool = False
-    ) -> tf.data.Dataset:
+    def _one_by_one(self, *, from_memory: bool) -> tf.data.Dataset:
+        """An epoch of examples that are made one by one: a failure is told from the gap that it leaves."""
         store = None if from_memory else self.store
 
-        def make(ordinal: tf.Tensor) -> dict[str, Any]:
-            position = lookup(ordinal)
-            seed = self._example_seed(epoch, position)
+        def make(item: dict[str, tf.Tensor]) -> dict[str, Any]:
+            position = item["position"]
+            seed = self._example_seed(item["epoch"], position)
             if from_memory:
                 example = self._gather(position)
             elif store is None:
@@ -200,63 +216,75 @@ class Pipeline:
                     lambda: _as_tensors(self._mapped(position, seed)),
                 )
             out = example if self.augment_fn is None else self.augment_fn(example, seed)
-            item = {"ordinal": ordinal, "position": position, "out": _as_tensors(out)}
+            made = {**item, "out": _as_tensors(out)}
             if store is not None and self.augment_fn is not None:
-                item["stored"] = _as_tensors(example)
-            return tf.nest.map_structure(lambda t: t[None], item) if self.batch_size is None else item
+                made["stored"] = _as_tensors(example)
+            return tf.nest.map_structure(lambda t: t[None], made) if self.batch_size is None else made
 
-        examples = tf.data.Dataset.range(count).map(make, num_parallel_calls=self.parallel_calls, deterministic=True)
+        examples = self._positions(_POSITIONS_AT_ONCE).unbatch()
+        examples = examples.map(make, num_parallel_calls=self.parallel_calls, deterministic=True)
         # What failed is missed and accounted for below, by its ordinal.
         examples = examples.ignore_errors(log_warning=False)
         batches = examples if self.batch_size is None else examples.batch(self.batch_size)
-        batches = batches.concatenate(_end_marker(batches.element_spec, count))
-        # Where a store is complete, a second part without examples follows, and ends the pass.
-        ends_pass = self.may_skip and not (from_memory and self.store is not None and not self._gathers_always)
-
-        def end_pass() -> int:
-            everything = tf.range(self.order.num_examples, dtype=tf.int64)
-            self.failures.end_pass_in_graph(
-                everything if self.order.num_shards == 1 else self.order.of_epoch(epoch)(everything)
-            )
-            return 0
-
-        def account(expected: tf.Tensor, batch: dict[str, Any]) -> tuple[tf.Tensor, dict[str, Any]]:
-            ordinals = batch["ordinal"]
-            following = ordinals[-1] + 1
-            is_end = ordinals[0] >= count
-            wanted = tf.range(expected, tf.minimum(following, count))
-            if_gap = tf.where(is_end, tf.size(wanted) > 0, tf.size(wanted) != tf.size(ordinals))
-
-            def report() -> tf.Tensor:
-                self.failures.report_in_graph(lookup(wanted), batch["position"], epoch)
-                return following
-
-            with tf.control_dependencies([tf.cond(if_gap, report, lambda: following)]):
-                following = tf.identity(following)
-            if ends_pass:
-                tf.cond(is_end, end_pass, lambda: 0)
-            return following, batch
-
-        batches = batches.scan(tf.constant(0, tf.int64), account)
-        if store is not None:
-            batches = batches.map(self._store_batch)
-        least = 1 if self.batch_size is None or not self.drop_remainder else self.batch_size
-        batches = batches.filter(lambda batch: (tf.size(batch["ordinal"]) >= least) & (batch["ordinal"][0] < count))
+        batches = batches.concatenate(_end_marker(batches.element_spec))
+        batches = batches.scan((tf.constant(0, tf.int64), tf.constant(-1, tf.int64)), self._accounting_for(store))
+        # The end marker has no rows, and goes.
         if self.batch_size is None:
-            return batches.map(lambda batch: tf.nest.map_structure(lambda t: t[0], batch["out"]))
-        size = self.batch_size if self.drop_remainder else None
-        return batches.map(lambda batch: _set_leading_shape(batch["out"], (size,)))
+            return batches.unbatch()
+        if self.drop_remainder:
+            return batches.rebatch(self.batch_size, drop_remainder=True)
+        return batches.filter(lambda *batch: tf.shape(tf.nest.flatten(batch)[0])[0] > 0)
 
-    def _store_batch(self, batch: dict[str, Any]) -> dict[str, Any]:
-        stored = batch.get("stored", batch["out"])
-        is_end = tf.size(batch["position"]) == 0
+    def _accounting_for(self, store: ExampleStore | None) -> Callable:
+        """The function that sees each batch go by: finds gaps, fills the store, and hands on what the user wants."""
+        count = self.order.num_examples
 
-        def write() -> int:
-            self.store.write_in_graph(batch["position"], stored)
-            return 0
+        def account(state: tuple[tf.Tensor, tf.Tensor], batch: dict[str, Any]) -> tuple[Any, Any]:
+            expected, epoch = state
+            ordinals = batch["ordinal"]
+            is_end = tf.size(batch["position"]) == 0
+            epoch = tf.where(is_end, epoch, batch["epoch"][0])
+            stop = tf.where(is_end, tf.constant(count, tf.int64), ordinals[-1] + 1)
+            has_gap = stop - expected != tf.size(batch["position"], tf.int64)
 
-        tf.cond(is_end, lambda: 0, write)
-        return {"ordinal": batch["ordinal"], "out": batch["out"]}
+            def report() -> int:
+                call_on(self, Pipeline.report_gap, [expected, stop, ordinals, epoch], [])
+                return 0
+
+            def end_pass() -> int:
+                call_on(self, Pipeline.end_pass, [epoch], [])
+                return 0
+
+            def write() -> int:
+                if store is not None:
+                    store.write_in_graph(batch["position"], batch.get("stored", batch["out"]))
+                return 0
+
+            tf.cond(has_gap, report, lambda: 0)
+            if self.may_skip:
+                tf.cond(is_end, end_pass, lambda: 0)
+            if store is not None:
+                tf.cond(is_end, lambda: 0, write)
+            return (stop, epoch), batch["out"]
+
+        return account
+
+    def report_gap(self, start: np.integer, stop: np.integer, arrived: np.ndarray, epoch: np.integer) -> None:
+        """Accounts for the ordinals from `start` to `stop` of an epoch that did not arrive."""
+        missing = np.setdiff1d(np.arange(start, stop), arrived)
+        number = self._epoch_number(epoch)
+        self.failures.report(self.order.positions(number, missing), number)
+
+    def end_pass(self, epoch: np.integer) -> None:
+        """Takes note that an epoch is through."""
+        everything = np.arange(self.order.num_positions)
+        self.failures.end_pass(
+            everything if self.order.num_shards == 1 else self.order.positions(self._epoch_number(epoch))
+        )
+
+    def _epoch_number(self, epoch: np.integer) -> int:
+        # An epoch of which nothing arrived has not told its number.
+        return int(epoch) if epoch >= 0 else self.counter.next_epoch - 1
 
 
 def data_options() -> tf.data.Options:
@@ -275,22 +303,15 @@ def _as_tensors(example: Any) -> Any:
     return tf.nest.map_structure(tf.convert_to_tensor, example)
 
 
-def _set_leading_shape(batch: Any, leading: tuple[int | None, ...]) -> Any:
-    for tensor in tf.nest.flatten(batch):
-        if tensor.shape.rank is not None:  # the result of tf.numpy_function has none, if nobody says
-            tensor.set_shape([*leading, *tensor.shape[len(leading) :]])
-    return batch
-
-
-def _end_marker(element_spec: Any, count: tf.Tensor) -> tf.data.Dataset:
-    """A last, empty batch, whose ordinal is that of the example after the last."""
+def _end_marker(element_spec: Any) -> tf.data.Dataset:
+    """A last, empty batch, whose ordinal is no example's."""
 
     def empty(spec: tf.TensorSpec) -> tf.Tensor:
         inner = spec.shape[1:] if spec.shape.rank is not None else []
         return tf.zeros([0, *(size or 0 for size in inner)], spec.dtype)
 
     marker = tf.nest.map_structure(empty, element_spec)
-    marker["ordinal"] = count[None]
+    marker["ordinal"] = marker["epoch"] = tf.constant([-1], tf.int64)
     return tf.data.Dataset.from_tensors(marker)
 
 

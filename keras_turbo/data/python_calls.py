@@ -1,12 +1,25 @@
-"""Calls from graphs into Python that let go of what they are called on."""
+"""Calls from graphs into Python that keep nothing alive, and that end before the interpreter does."""
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import functools
+import threading
+import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
+
+from keras_turbo.data.shared_arrays import aligned_zeros, tensor_view
+
+# A thread that has looked at the flag calls Python within microseconds.
+_ENTERING_SECONDS = 0.05
+# Nothing here takes long; what does is not waited for.
+_LONGEST_WAIT_SECONDS = 10.0
 
 
 def call_on(owner: Any, function: Callable, inputs: list[tf.Tensor], output_types: Any) -> Any:
@@ -23,15 +36,74 @@ def call_on(owner: Any, function: Callable, inputs: list[tf.Tensor], output_type
 
     Raises:
         ReferenceError: when it runs: nobody holds the owner any more.
+        tf.errors.InvalidArgumentError: when it runs: the process is ending.
     """
     reference = weakref.ref(owner)
+    calls = _calls()
 
     def call(*arguments: Any) -> Any:
-        alive = reference()
-        if alive is None:
-            raise ReferenceError(
-                "The FastDataset is gone that is being iterated. Keep a reference to it until the end."
-            )
-        return function(alive, *arguments)
+        with calls.running():
+            alive = reference()
+            if alive is None:
+                raise ReferenceError(
+                    "The FastDataset is gone that is being iterated. Keep a reference to it until the end."
+                )
+            return function(alive, *arguments)
 
-    return tf.numpy_function(call, inputs, output_types)
+    # The raw op: tf.debugging.Assert makes a branch of it, which each iterator would have to instantiate.
+    is_open = tf.raw_ops.Assert(condition=calls.open_view, data=["The process is ending."])
+    with tf.control_dependencies([is_open]):
+        return tf.numpy_function(call, inputs, output_types)
+
+
+def process_is_ending() -> bool:
+    """Whether the interpreter waits for calls from graphs to return."""
+    return not _calls().open
+
+
+class _Calls:
+    """Keeps account of the calls that run, and lets no new ones in once the interpreter ends.
+
+    Batches are made in threads of TensorFlow, which go on when the main program is through. One of them that calls
+    Python while the interpreter is finalized never comes back, and the process hangs or aborts.
+    """
+
+    def __init__(self) -> None:
+        self._open = aligned_zeros((), np.bool_)
+        self._open[...] = True
+        with tf.init_scope(), tf.device("CPU:0"):
+            #: bool scalar for graph code: whether Python may be called.
+            self.open_view = tensor_view(self._open)
+        self._number_running = 0
+        self._changed = threading.Condition()
+        atexit.register(self._end)
+
+    @property
+    def open(self) -> bool:
+        return bool(self._open)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """A context in which a call runs."""
+        self._add(1)
+        try:
+            yield
+        finally:
+            self._add(-1)
+
+    def _add(self, number: int) -> None:
+        with self._changed:
+            self._number_running += number
+            self._changed.notify_all()
+
+    def _end(self) -> None:
+        self._open[...] = False
+        time.sleep(_ENTERING_SECONDS)
+        with self._changed:
+            self._changed.wait_for(lambda: self._number_running == 0, timeout=_LONGEST_WAIT_SECONDS)
+
+
+@functools.cache
+def _calls() -> _Calls:
+    # Made by the first dataset, since importing a package is no reason for TensorFlow to begin its work.
+    return _Calls()

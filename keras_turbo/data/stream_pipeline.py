@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from keras_turbo.data.example_order import EpochCounter
 from keras_turbo.data.pipeline import PREFETCHED_BATCHES, data_options
+from keras_turbo.data.python_calls import call_on
 from keras_turbo.data.sources.tf_dataset import TfDatasetSource
 from keras_turbo.data.user_functions import ElementFunction, RandomFunction
 
@@ -28,7 +29,7 @@ def stream_dataset(
     """The elements of a dataset mapped, augmented and batched, a new epoch each time it is iterated."""
 
     def epoch_of(_: tf.Tensor) -> tf.data.Dataset:
-        epoch = counter.begin_epoch()
+        epoch = tf.ensure_shape(call_on(counter, EpochCounter.begin_epoch, [], tf.int64), [])
         seed_of_epoch = tf.stack([tf.constant(seed, tf.int64), epoch if reshuffle_each_epoch else tf.zeros_like(epoch)])
         elements = source.dataset
         if shuffle:

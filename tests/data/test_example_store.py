@@ -11,11 +11,9 @@ import tensorflow as tf
 from keras_turbo.data.disk_store import private_disk_store
 from keras_turbo.data.example_store import (
     ExampleStore,
-    aligned_zeros,
     bytes_per_example,
     leaf_formats,
     memory_store,
-    tensor_view,
     why_not_storable,
 )
 
@@ -152,21 +150,6 @@ def test_what_cannot_be_kept_is_told(spec, why):
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
 def test_what_can_be_kept_has_no_obstacle(dtype):
     assert why_not_storable((tf.TensorSpec((2,), dtype), {"a": tf.TensorSpec((), dtype)})) is None
-
-
-@pytest.mark.parametrize("dtype", ["bool", "uint8", "int64", "float32", "complex128"])
-@pytest.mark.parametrize("shape", [(1,), (7,), (3, 5, 7), (0,), (4, 0)])
-def test_arrays_are_aligned_and_shared(dtype, shape):
-    array = aligned_zeros(shape, dtype)
-    assert array.shape == shape
-    assert array.dtype == dtype
-    assert not array.any()
-    view = tensor_view(array)
-    assert view.shape == shape
-    if array.size:
-        assert array.ctypes.data % 64 == 0
-        array[0] = 1
-        np.testing.assert_array_equal(view.numpy(), array)
 
 
 def test_formats_name_what_is_kept():

@@ -11,6 +11,7 @@ import tensorflow as tf
 from keras_turbo.data.example_store import ExampleStore, bytes_per_example, why_not_storable
 from keras_turbo.data.free_memory import free_memory_bytes
 from keras_turbo.data.progress import progress_bar
+from keras_turbo.data.python_calls import process_is_ending
 from keras_turbo.data.sources.source import Identity, Source
 
 # Examples that the source makes together while a store is filled: the store is written once for each such batch.
@@ -67,6 +68,8 @@ class TfDatasetSource(Source):
                     break
                 store.write(positions.numpy(), *(leaf.numpy() for leaf in store.to_stored(examples)))
                 advance(int(tf.size(positions)))
+                if process_is_ending():
+                    return
         store.save()
         if given != store.num_examples:
             raise ValueError(
