@@ -20,7 +20,6 @@ from keras_turbo.data.stream_pipeline import stream_dataset
 from keras_turbo.data.user_functions import ElementFunction, RandomFunction
 
 
-
 def source_of(x: Any, y: Any, sample_weight: Any, settings: Settings) -> Source:
     """The source of what a user gave as x, y and sample_weight; raises what `FastDataset` documents."""
     if isinstance(x, tf.data.Dataset):
@@ -32,8 +31,8 @@ def source_of(x: Any, y: Any, sample_weight: Any, settings: Settings) -> Source:
         return TfDatasetSource(x, int(x.cardinality()))
     if callable(x) or isinstance(x, keras.utils.PyDataset) or hasattr(x, "__next__"):
         raise TypeError(
-            f"`x` must be arrays (also in dicts, tuples and lists) or a tf.data.Dataset. Received: {type(x).__name__}. A "
-            "Python generator can be wrapped by tf.data.Dataset.from_generator, at the speed of one Python thread."
+            f"`x` must be arrays (also in dicts, tuples and lists) or a tf.data.Dataset. Received: {type(x).__name__}. "
+            "A Python generator can be wrapped by tf.data.Dataset.from_generator, at the speed of one Python thread."
         )
     return ArraySource(x, y, sample_weight, memory_maps_stay_on_disk=settings.cache != "memory")
 

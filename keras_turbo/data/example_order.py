@@ -12,8 +12,8 @@ import threading
 import numpy as np
 import tensorflow as tf
 
-# RandomIndexShuffle walks a cipher of at least 16 bits until it falls into range: measured at 0.8 us an index for 10,000
-# positions, but 7 us for 1,000 and 80 us for 100. Up to this many positions a permutation is drawn whole (0.5 MB).
+# RandomIndexShuffle walks a cipher of at least 16 bits until it falls into range: measured at 0.8 us an index for
+# 10,000 positions, but 7 us for 1,000 and 80 us for 100. Up to this many a permutation is drawn whole (0.5 MB).
 WHOLE_PERMUTATION_LIMIT = 65_536
 
 # Rounds of the block cipher. With the 4 of tf.random.experimental.index_shuffle the orders of consecutive epochs are
@@ -86,7 +86,7 @@ class ExampleOrder:
         return self.num_positions if self.shuffle and self.num_positions <= WHOLE_PERMUTATION_LIMIT else 0
 
     def permutation(self, epoch: tf.Tensor) -> tf.Tensor:
-        """Graph code: what `at` needs of an epoch (int64 scalar, from 0): an int64 vector, empty where it needs none."""
+        """Graph code: what `at` needs to know of an epoch (int64 scalar, from 0): an int64 vector, often empty."""
         if not self.permutation_size:
             return tf.zeros([0], tf.int64)
         # The algorithm is named since "auto_select" would give another order on another kind of device.
@@ -121,14 +121,23 @@ class ExampleOrder:
         """The positions of one epoch in their order, all or those at some ordinals: an int64 vector."""
         with tf.device("CPU:0"):
             number = tf.constant(epoch, tf.int64)
-            wanted = tf.range(self.num_examples, dtype=tf.int64) if ordinals is None else tf.constant(ordinals, tf.int64)
+            wanted = (
+                tf.range(self.num_examples, dtype=tf.int64) if ordinals is None else tf.constant(ordinals, tf.int64)
+            )
             return np.asarray(self.at(wanted, number, self.permutation(number)))
 
 
 def _index_shuffled(ordinals: tf.Tensor, seed: tf.Tensor, num_positions: int) -> tf.Tensor:
     """Graph code: positions at some ordinals (int64 vectors) of a permutation that is never whole in memory."""
-    # The cipher's key: by itself the cipher tells seeds apart too little that differ in a bit, as those of two epochs do.
-    key = tf.random.stateless_uniform([3], seed, minval=None, maxval=None, dtype=tf.int64, alg="philox")
+    # The cipher's key. By itself it tells seeds apart too little that differ in a bit, as those of two epochs do.
+    key = tf.random.stateless_uniform(
+        [3],
+        seed,
+        minval=None,  # pyright: ignore[reportArgumentType] (all 64 bits, as TensorFlow documents it)
+        maxval=None,
+        dtype=tf.int64,
+        alg="philox",
+    )
 
     def shuffled(indices: tf.Tensor, last: int) -> tf.Tensor:
         return tf.raw_ops.RandomIndexShuffle(

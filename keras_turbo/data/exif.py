@@ -7,6 +7,8 @@ numbered as in the Exif standard: 1 as stored, 2 mirrored, 3 turned by half, 4 m
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import tensorflow as tf
 
@@ -15,7 +17,7 @@ UPRIGHT = 1
 
 _ORIENTATION_TAG, _SHORT, _LONG = 0x0112, 3, 4
 _TIFF_VERSION = 42
-_BYTE_ORDERS = {b"II": "little", b"MM": "big"}
+_BYTE_ORDERS: dict[bytes, Literal["little", "big"]] = {b"II": "little", b"MM": "big"}
 
 _EXIF_MARKER, _START_OF_SCAN, _END_OF_IMAGE, _FILL = 0xE1, 0xDA, 0xD9, 0xFF
 _EXIF_SIGNATURE = b"Exif\0\0"
@@ -41,7 +43,7 @@ def jpeg_orientation(data: tf.Tensor) -> tf.Tensor:
 
 def _jpeg_orientation(data: bytes | np.ndarray) -> np.int32:
     """Walks the segments up to the first Exif one. Metadata that can't be followed counts as absent."""
-    data = data if isinstance(data, bytes) else data.item()
+    data = data if isinstance(data, bytes) else bytes(data.item())
     position = 2
     while position + 4 <= len(data) and data[position] == 0xFF:
         marker = data[position + 1]

@@ -163,7 +163,7 @@ class FastDataset(tf.data.Dataset):
             exif_orientation: whether photos are turned as their camera was. Default True.
             scaled_decode: whether JPEGs are decoded at 1/2, 1/4 or 1/8 of their size where `image_size` is that much
                 smaller. Faster, and changes pixels slightly. Default False.
-            random_resized_crop: crop each image at random in each epoch, decoding only the crop; nothing is cached then.
+            random_resized_crop: crop each image at random in each epoch, decoding only the crop. Nothing is cached.
             validation_split: share of the images held out, between 0 and 1. The same seed gives disjoint sets.
             subset: "training", "validation", or "both" for the pair (training, validation), of which the second is
                 never shuffled or augmented.
@@ -189,16 +189,16 @@ class FastDataset(tf.data.Dataset):
             labels=labels,
             label_mode=label_mode,
             class_names=class_names,
-            image_options=dict(
-                image_size=image_size,
-                channels=channels,
-                resize=resize,
-                interpolation=interpolation,
-                antialias=antialias,
-                exif_orientation=exif_orientation,
-                scaled_decode=scaled_decode,
-                random_resized_crop=random_resized_crop,
-            ),
+            image_options={
+                "image_size": image_size,
+                "channels": channels,
+                "resize": resize,
+                "interpolation": interpolation,
+                "antialias": antialias,
+                "exif_orientation": exif_orientation,
+                "scaled_decode": scaled_decode,
+                "random_resized_crop": random_resized_crop,
+            },
             validation_split=validation_split,
             subset=subset,
             seed=settings.seed,
@@ -268,7 +268,8 @@ class FastDataset(tf.data.Dataset):
         self._pipeline, self._dataset = assemble(
             source, self._settings, order=order, like=None if like is None else like._pipeline
         )
-        super().__init__(self._dataset._variant_tensor)
+        # What pyright takes for the base class is a front of it.
+        super().__init__(self._dataset._variant_tensor)  # pyright: ignore[reportCallIssue]
 
     # What tf.data asks of a dataset.
 
@@ -280,13 +281,13 @@ class FastDataset(tf.data.Dataset):
     def _inputs(self) -> list[tf.data.Dataset]:
         return [self._dataset]
 
-    def cardinality(self) -> tf.Tensor:
+    def cardinality(self) -> tf.Tensor:  # pyright: ignore[reportIncompatibleMethodOverride] (a tensor there, too)
         """Number of batches in an epoch, int64.
 
         `tf.data.UNKNOWN_CARDINALITY` as long as it can't be known: with `on_error="skip"` until one epoch is through.
         """
         if self._pipeline is None:
-            return self._dataset.cardinality()
+            return tf.convert_to_tensor(self._dataset.cardinality())
         order, failures = self._pipeline.order, self._pipeline.failures
         number = order.num_examples
         if self._pipeline.may_skip:
@@ -298,7 +299,9 @@ class FastDataset(tf.data.Dataset):
             number -= int(np.count_nonzero(failures.are_failed(positions)))
         return tf.constant(self._pipeline.num_batches(number), tf.int64)
 
-    def shard(self, num_shards: int, index: int, name: str | None = None) -> FastDataset:
+    def shard(  # pyright: ignore[reportIncompatibleMethodOverride] (there, tensors are numbers too)
+        self, num_shards: int, index: int, name: str | None = None
+    ) -> FastDataset:
         """One of `num_shards` disjoint parts of the examples; together they are all of them.
 
         Unlike that of other datasets it deals out examples, not batches, after the shuffle: in each epoch a shard has
@@ -338,7 +341,7 @@ class FastDataset(tf.data.Dataset):
 
     @property
     def labels(self) -> Any:
-        """The labels in the order in which examples are yielded, before `map_fn`; class numbers where there are classes.
+        """The labels in the order in which examples are yielded, before `map_fn`; class numbers if there are classes.
 
         Shape `(examples,)` for classes. What `drop_remainder` or `on_error="skip"` leave out is left out here too.
 
@@ -392,8 +395,8 @@ class FastDataset(tf.data.Dataset):
         order, failures = self._pipeline.order, self._pipeline.failures
         if not order.is_fixed:
             raise ValueError(
-                f"`{what}` has no fixed order: shuffle=True gives each epoch another. Use shuffle=False for evaluation, "
-                "or reshuffle_each_epoch=False."
+                f"`{what}` has no fixed order: shuffle=True gives each epoch another. Use shuffle=False for "
+                "evaluation, or reshuffle_each_epoch=False."
             )
         positions = order.positions(0)
         if self._pipeline.may_skip:

@@ -34,7 +34,7 @@ def function_fingerprint(function: Callable, specs: list[Any]) -> str | None:
         the like.
     """
     # Of a function's own default values tf.function would make inputs.
-    concrete = tf.function(lambda *inputs: function(*inputs), autograph=True).get_concrete_function(*specs)
+    concrete = tf.function(lambda *inputs: function(*inputs)).get_concrete_function(*specs)  # noqa: PLW0108
     graph_def = concrete.graph.as_graph_def()
     nodes = [*graph_def.node, *(node for inner in graph_def.library.function for node in inner.node_def)]
     if any(node.op in _PYTHON_OPS for node in nodes):

@@ -23,13 +23,13 @@ def labels_of_paths(labels: Any, paths: Sequence[str]) -> list[Any] | np.ndarray
         return [labels(path) for path in paths]
     if isinstance(labels, (str, bytes)) or not hasattr(labels, "__len__"):
         raise TypeError(
-            "`labels` must be 'inferred' (class folders), None, a list with one label for each file in sorted order, or "
-            f"a function of the path. Received: {labels!r}."
+            "`labels` must be 'inferred' (class folders), None, a list with one label for each file in sorted order, "
+            f"or a function of the path. Received: {labels!r}."
         )
     if len(labels) != len(paths):
         raise ValueError(
-            f"`labels` has {len(labels)} entries for {len(paths)} files; it must have one for each, in the files' sorted "
-            f"order (first {os.path.basename(paths[0])!r}, last {os.path.basename(paths[-1])!r})."
+            f"`labels` has {len(labels)} entries for {len(paths)} files; it must have one for each, in the files' "
+            f"sorted order (first {os.path.basename(paths[0])!r}, last {os.path.basename(paths[-1])!r})."
         )
     return labels
 
@@ -101,7 +101,7 @@ def encode_labels(
             raise ValueError(f"`class_names` names {len(known)} classes, but a label has the number {count - 1}.")
     else:
         raise TypeError(
-            f"With label_mode={label_mode!r} labels must be class names (strings) or class numbers (integers, one each). "
+            f"With label_mode={label_mode!r} labels must be class names (strings) or class numbers (integers). "
             f"Received values of type {array.dtype} and shape {array.shape}. For other targets use label_mode='raw'."
         )
     if label_mode == "binary":

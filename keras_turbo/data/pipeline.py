@@ -212,7 +212,7 @@ class Pipeline:
             else:
                 example = tf.cond(
                     tf.gather(store.filled_view, position),
-                    lambda: _as_tensors(store.gather(position)),
+                    lambda: _as_tensors(self._gather(position)),
                     lambda: _as_tensors(self._mapped(position, seed)),
                 )
             out = example if self.augment_fn is None else self.augment_fn(example, seed)

@@ -6,7 +6,7 @@ import dataclasses
 import io
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import tensorflow as tf
@@ -77,7 +77,7 @@ class PipelineReport:
         """All figures, made of JSON's types."""
         return dataclasses.asdict(self) | {"share_of_limit": self.share_of_limit}
 
-    def print(self, file: io.TextIOBase | None = None) -> None:
+    def print(self, file: IO[str] | None = None) -> None:
         """Prints the table, to standard output by default."""
         import rich.console
         import rich.table

@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 # Stateful op -> the stateless one of the same distribution. All of the latter take `seed` as their second input and
-# know no `seed` and `seed2` attributes; the rest of inputs and attributes agree, but for the name in _RENAMED_ATTRIBUTES.
+# know no `seed` and `seed2` attributes; other inputs and attributes agree, but for the name in _RENAMED_ATTRIBUTES.
 _STATELESS_TWINS = {
     "RandomUniform": "StatelessRandomUniform",
     "RandomStandardNormal": "StatelessRandomNormal",
@@ -22,8 +22,8 @@ _STATELESS_TWINS = {
 }
 _RENAMED_ATTRIBUTES = {"RandomUniformInt": ("Tout", "dtype")}
 
-# Random ops without such a twin, and what else keeps a state: a Keras layer's seed generator writes to a variable, and a
-# tf.random.Generator is moved on by an op of its own.
+# Random ops without such a twin, and what else keeps a state: a Keras layer's seed generator writes to a variable, and
+# a tf.random.Generator is moved on by an op of its own.
 _OTHER_STATEFUL_OPS = {
     "AssignAddVariableOp",
     "AssignVariableOp",
@@ -56,7 +56,9 @@ def random_ops_of(function: Callable, specs: list[Any]) -> list[str]:
     return sorted({node.op for node in nodes} & (_STATELESS_TWINS.keys() | _OTHER_STATEFUL_OPS))
 
 
-def with_stateless_random_ops(function: Callable, arguments: list[tf.Tensor], seed: tf.Tensor) -> tuple[Any, list[str]]:
+def with_stateless_random_ops(
+    function: Callable, arguments: list[tf.Tensor], seed: tf.Tensor
+) -> tuple[Any, list[str], Any]:
     """Calls a function of tensors as graph code, with its random ops made functions of a seed.
 
     Args:

@@ -71,8 +71,8 @@ def choose_store(
     if obstacle is not None:
         if asked_for:
             raise ValueError(
-                f"cache={settings.cache!r} needs examples of one fixed shape and type, but {obstacle}. Give image_size, "
-                "pad or tf.ensure_shape in map_fn, or use cache=False."
+                f"cache={settings.cache!r} needs examples of one fixed shape and type, but {obstacle}. Give "
+                "image_size, pad or tf.ensure_shape in map_fn, or use cache=False."
             )
         return None
     random_ops = random_ops_of(make_example, [tf.TensorSpec([], tf.int64)])

@@ -40,8 +40,7 @@ def stream_dataset(
         if map_fn is None and augment_fn is None:
             return elements
 
-        def one(ordinal: tf.Tensor, *parts: Any) -> Any:
-            element = parts if len(parts) > 1 else parts[0]
+        def one(ordinal: tf.Tensor, element: Any) -> Any:
             if map_fn is not None:
                 element = map_fn(element)
             if augment_fn is not None:
@@ -49,10 +48,7 @@ def stream_dataset(
                 element = augment_fn(element, tf.random.experimental.stateless_fold_in(example_seed, ordinal))
             return element
 
-        def unpacked(ordinal: tf.Tensor, element: Any) -> Any:
-            return one(ordinal, *element) if isinstance(element, tuple) else one(ordinal, element)
-
-        return elements.enumerate().map(unpacked, num_parallel_calls=parallel_calls, deterministic=True)
+        return elements.enumerate().map(one, num_parallel_calls=parallel_calls, deterministic=True)
 
     elements = tf.data.Dataset.from_tensors(0).flat_map(epoch_of)
     if source.num_examples >= 0:

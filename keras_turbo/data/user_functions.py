@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -37,7 +37,9 @@ class ElementFunction:
         self.argument = argument
         self.is_layer = isinstance(function, keras.Layer)
         self.takes_seed = not self.is_layer and _takes_seed(function)
-        self._layer_has_training_argument = self.is_layer and "training" in inspect.signature(function.call).parameters
+        self._layer_has_training_argument = (
+            isinstance(function, keras.Layer) and "training" in inspect.signature(function.call).parameters
+        )
 
     @property
     def name(self) -> str:
@@ -55,16 +57,17 @@ class ElementFunction:
             TypeError: the function takes another number of arguments than the element has parts.
         """
         keywords = {SEED_ARGUMENT: seed} if self.takes_seed and seed is not None else {}
-        parts = element if isinstance(element, tuple) else (element,)
+        parts: Sequence[Any] = element if isinstance(element, tuple) else (element,)
+        x, *others = parts
         if self.is_layer:
             # A layer's other arguments (training, mask) are not parts of an example. Random layers act in training.
-            result = self.function(parts[0], **({"training": True} if self._layer_has_training_argument else {}))
-            return (result, *parts[1:]) if isinstance(element, tuple) else result
+            result = self.function(x, **({"training": True} if self._layer_has_training_argument else {}))
+            return (result, *others) if isinstance(element, tuple) else result
         wants_x_alone = len(parts) > 1 and _needs_one_argument(self.function, keywords)
         if not wants_x_alone and _accepts(self.function, len(parts), keywords):
             return _with_tuples(self.function(*parts, **keywords))
         if _accepts(self.function, 1, keywords):
-            return (_with_tuples(self.function(parts[0], **keywords)), *parts[1:])
+            return (_with_tuples(self.function(x, **keywords)), *others)
         on_top = f"a parameter named `{SEED_ARGUMENT}` may come on top"
         no_seed = f"a parameter named `{SEED_ARGUMENT}` needs a default, since what is random belongs in `augment_fn`"
         raise TypeError(
@@ -124,7 +127,7 @@ def _fold_in(seed: tf.Tensor, number: int) -> tf.Tensor:
 
 
 def _with_tuples(result: Any) -> Any:
-    """Lists as tuples: tf.data takes a list for something to stack, but who returns [x, y] means (x, y), as in Keras."""
+    """Lists as tuples: tf.data takes a list for something to stack, but who returns [x, y] means (x, y)."""
     if isinstance(result, list) or type(result) is tuple:
         return tuple(_with_tuples(item) for item in result)
     return result

@@ -556,7 +556,13 @@ def test_memory_stays_over_epochs(tmp_path, cache, run_python):
 
         cache = {"False": False}.get(sys.argv[2], sys.argv[2])
         data = FastDataset.from_image_folder(
-            sys.argv[1], labels=None, image_size=(160, 160), shuffle=True, seed=0, cache=cache, cache_dir=sys.argv[1] + "/c"
+            sys.argv[1],
+            labels=None,
+            image_size=(160, 160),
+            shuffle=True,
+            seed=0,
+            cache=cache,
+            cache_dir=sys.argv[1] + "/c",
         )
         for epoch in range(4):
             for batch in data:

@@ -111,8 +111,8 @@ def _warn_of_images_beside(root: pathlib.Path) -> None:
     ]
     if beside:
         warnings.warn(
-            f"{len(beside)} images lie beside the class folders of {str(root)!r} and were left out, {min(beside)!r} among "
-            "them: they have no class.",
+            f"{len(beside)} images lie beside the class folders of {str(root)!r} and were left out, {min(beside)!r} "
+            "among them: they have no class.",
             stacklevel=4,
         )
 
@@ -181,8 +181,8 @@ def image_folder_sources(
     for part, mask in wanted.items():
         if not mask.any():
             raise ValueError(
-                f"validation_split={validation_split} of {len(files.paths)} images leaves none for {part}. Use more images "
-                "or another share."
+                f"validation_split={validation_split} of {len(files.paths)} images leaves none for {part}. Use more "
+                "images or another share."
             )
         # Where both parts are asked for at once, the held-out images are looked at whole.
         whole = part == "validation" and subset == "both"
@@ -219,7 +219,8 @@ def _check_split(validation_split: float | None, subset: Subset | None) -> None:
         raise ValueError(f"`validation_split` must lie between 0 and 1. Received: {validation_split!r}.")
     if subset not in ("training", "validation", "both"):
         raise ValueError(
-            f"With `validation_split`, `subset` must be 'training', 'validation' or 'both'. Received: subset={subset!r}."
+            "With `validation_split`, `subset` must be 'training', 'validation' or 'both'. "
+            f"Received: subset={subset!r}."
         )
 
 

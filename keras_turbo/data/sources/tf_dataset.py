@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from keras_turbo.data.example_store import ExampleStore, bytes_per_example, why_not_storable
@@ -55,31 +56,36 @@ class TfDatasetSource(Source):
         """Writes every example into a store, with a progress bar if there is a terminal."""
         if store.num_filled == store.num_examples:
             return
-        positions_and_examples = self.dataset.map(
-            lambda *parts: map_element(parts if len(parts) > 1 else parts[0]),
+        examples = self.dataset.enumerate().map(
+            lambda position, element: (position, map_element(element)),
             num_parallel_calls=tf.data.AUTOTUNE,
             deterministic=True,
-        ).enumerate()
+        )
         given = 0
         with progress_bar("Filling the example store", store.num_examples) as advance:
-            for positions, examples in positions_and_examples.batch(_FILL_BATCH):
-                given = int(positions[-1]) + 1
+            for positions, batch in examples.batch(_FILL_BATCH):
+                rows = np.asarray(positions)
+                given = int(rows[-1]) + 1
                 if given > store.num_examples:
                     break
-                store.write(positions.numpy(), *(leaf.numpy() for leaf in store.to_stored(examples)))
-                advance(int(tf.size(positions)))
+                store.write(rows, *(leaf.numpy() for leaf in store.to_stored(batch)))
+                advance(len(rows))
                 if process_is_ending():
                     return
         store.save()
         if given != store.num_examples:
             raise ValueError(
-                f"The tf.data.Dataset gave {f'only {given}' if given < store.num_examples else 'more'} elements, where its "
-                f"cardinality() says {store.num_examples}. Correct it with tf.data.experimental.assert_cardinality."
+                f"The tf.data.Dataset gave {f'only {given}' if given < store.num_examples else 'more'} elements, where "
+                f"its cardinality() says {store.num_examples}. Correct it with tf.data.experimental.assert_cardinality."
             )
 
     def shuffled(self, seed: tf.Tensor) -> tf.data.Dataset:
         """Graph code: the dataset shuffled through a buffer by a seed (int64 scalar), for one epoch."""
-        return self.dataset.shuffle(self.shuffle_buffer_size, seed=seed, reshuffle_each_iteration=False)
+        return self.dataset.shuffle(
+            self.shuffle_buffer_size,
+            seed=seed,  # pyright: ignore[reportArgumentType] (a tensor does, in a graph)
+            reshuffle_each_iteration=False,
+        )
 
     @property
     def shuffle_buffer_size(self) -> int:
@@ -96,7 +102,7 @@ class TfDatasetSource(Source):
         if 0 <= self._num_examples <= size:
             return
         warnings.warn(
-            f"shuffle=True of a tf.data.Dataset without a store mixes {size} neighbouring elements at a time. For a full "
-            "shuffle give cache='memory' or cache='disk', or build the FastDataset from arrays or files.",
+            f"shuffle=True of a tf.data.Dataset without a store mixes {size} neighbouring elements at a time. For a "
+            "full shuffle give cache='memory' or cache='disk', or build the FastDataset from arrays or files.",
             stacklevel=4,
         )
