@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -29,6 +32,11 @@ def source_of(x: Any, y: Any, sample_weight: Any, settings: Settings) -> Source:
                 "(x, y, sample_weight). Use tf.data.Dataset.zip."
             )
         return TfDatasetSource(x, int(x.cardinality()))
+    if isinstance(x, (str, os.PathLike)):
+        raise TypeError(
+            f"`x` must be arrays or a tf.data.Dataset. Received the path {os.fspath(x)!r}. For images in a folder use "
+            "FastDataset.from_image_folder, for other files FastDataset.from_files."
+        )
     if callable(x) or isinstance(x, keras.utils.PyDataset) or hasattr(x, "__next__"):
         raise TypeError(
             f"`x` must be arrays (also in dicts, tuples and lists) or a tf.data.Dataset. Received: {type(x).__name__}. "
@@ -72,6 +80,13 @@ def assemble(
             "tf.random.stateless_* or tf.image.stateless_random_*.",
             stacklevel=4,
         )
+    if augment_fn is not None and augment_fn.draws_in_python:
+        warnings.warn(
+            f"augment_fn ({augment_fn.name}) draws from Python's or NumPy's random numbers. That happens once, when "
+            "TensorFlow traces it, so that all examples get the same. Give it a parameter named `seed` and use "
+            "tf.random.stateless_*, or draw with tf.random.*.",
+            stacklevel=4,
+        )
     return pipeline, dataset
 
 
@@ -92,9 +107,14 @@ def _make_pipeline(
             reshuffle_each_epoch=settings.reshuffle_each_epoch,
         )
 
-    def load_again(position: int, epoch: int) -> None:
+    @functools.cache
+    def loading_graph() -> Callable:
         # As a graph, since augment_fn is rewritten as one.
-        tf.function(pipeline.loaded_example)(tf.constant(position, tf.int64), tf.constant(epoch, tf.int64))
+        number = tf.TensorSpec([], tf.int64)
+        return tf.function(pipeline.loaded_example).get_concrete_function(number, number)
+
+    def load_again(position: int, epoch: int) -> None:
+        loading_graph()(tf.constant(position, tf.int64), tf.constant(epoch, tf.int64))
 
     pipeline = Pipeline(
         source=source,

@@ -21,7 +21,7 @@ _LONGEST_REASON = 300
 # What TensorFlow puts around what went wrong: names of functions and nodes, and where they were traced.
 _OP_NOISE = re.compile(
     r"\{\{function_node .*?\}\}|\[Op:\w+\].*|^Graph execution error:|^\s*Detected at node .*?$|^<stack traces .*?$"
-    r"|^ *File \".*?$|\[\[.*?\]\]",
+    r"|^ *File \".*?$|\[\[.*?\]\]|^assertion failed: ",
     re.MULTILINE,
 )
 

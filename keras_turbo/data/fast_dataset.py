@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_turbo.data.assembly import assemble, source_of
+from keras_turbo.data.class_weights import with_all_classes
 from keras_turbo.data.example_order import ExampleOrder
 from keras_turbo.data.failures import SkippedExample
 from keras_turbo.data.images import RandomResizedCrop
@@ -280,6 +281,10 @@ class FastDataset(tf.data.Dataset):
 
     def _inputs(self) -> list[tf.data.Dataset]:
         return [self._dataset]
+
+    def map(self, map_func: Callable, *args: Any, **kwargs: Any) -> tf.data.Dataset:
+        """As `tf.data.Dataset.map`; `class_weight` of `fit` may leave classes out, which then weigh 1."""
+        return super().map(with_all_classes(map_func), *args, **kwargs)
 
     def cardinality(self) -> tf.Tensor:  # pyright: ignore[reportIncompatibleMethodOverride] (a tensor there, too)
         """Number of batches in an epoch, int64.

@@ -9,8 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-# Ops behind which anything may be hidden.
-_PYTHON_OPS = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
+from keras_turbo.data.python_calls import PYTHON_OPS
 
 # Names of functions inside a graph end with a number that counts what the process has traced before, and the order in
 # which a graph lists its functions depends on these names.
@@ -37,7 +36,7 @@ def function_fingerprint(function: Callable, specs: list[Any]) -> str | None:
     concrete = tf.function(lambda *inputs: function(*inputs)).get_concrete_function(*specs)  # noqa: PLW0108
     graph_def = concrete.graph.as_graph_def()
     nodes = [*graph_def.node, *(node for inner in graph_def.library.function for node in inner.node_def)]
-    if any(node.op in _PYTHON_OPS for node in nodes):
+    if any(node.op in PYTHON_OPS for node in nodes):
         return None
     hasher = hashlib.blake2b(digest_size=16)
     hasher.update(_GraphDigest(graph_def).of_nodes(graph_def.node))

@@ -21,6 +21,9 @@ _ENTERING_SECONDS = 0.05
 # Nothing here takes long; what does is not waited for.
 _LONGEST_WAIT_SECONDS = 10.0
 
+PYTHON_OPS = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})
+"""The operations that call Python, behind which anything may be hidden."""
+
 
 def call_on(owner: Any, function: Callable, inputs: list[tf.Tensor], output_types: Any) -> Any:
     """Graph code: `tf.numpy_function` of `function(owner, *inputs)` that does not keep the owner alive.

@@ -166,11 +166,12 @@ def _examples(pipeline: Pipeline, sample: np.ndarray, run: Callable) -> tf.data.
 
 
 def _one_by_one(pipeline: Pipeline, sample: np.ndarray, run: Callable) -> tf.data.Dataset:
-    # Only sizes come out, 32 at a time, so that neither batching nor Python is measured.
-    def sizes(position: tf.Tensor) -> tf.Tensor:
-        return tf.add_n([tf.size(leaf) for leaf in tf.nest.flatten(run(position))])
+    # One number of each tensor comes out, 32 at a time, so that neither batching nor Python is measured. Its size would
+    # not do: where that is known beforehand, TensorFlow leaves the tensor itself out.
+    def first_numbers(position: tf.Tensor) -> list[tf.Tensor]:
+        return [tf.reshape(leaf, [-1])[:1] for leaf in tf.nest.flatten(run(position))]
 
-    return _examples(pipeline, sample, sizes).batch(32)
+    return _examples(pipeline, sample, lambda position: tuple(first_numbers(position))).batch(32)
 
 
 def _stored_rate(pipeline: Pipeline, sample: np.ndarray, budget: float) -> float | None:

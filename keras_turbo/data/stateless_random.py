@@ -12,6 +12,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_turbo.data.python_calls import PYTHON_OPS
+
 # Stateful op -> the stateless one of the same distribution. All of the latter take `seed` as their second input and
 # know no `seed` and `seed2` attributes; other inputs and attributes agree, but for the name in _RENAMED_ATTRIBUTES.
 _STATELESS_TWINS = {
@@ -67,9 +69,9 @@ def with_stateless_random_ops(
         seed: int64, shape (2,).
 
     Returns:
-        What the function returns; the names of ops that stayed stateful: those without a stateless twin, and any inside
-        a branch or a loop; and an object to keep as long as the graph is in use: branches and loops are functions that
-        TensorFlow forgets together with it.
+        What the function returns. The names of ops that stayed stateful: those without a stateless twin, any inside a
+        branch or a loop, and calls of Python, in which anything may be drawn. And an object to keep as long as the
+        graph is in use: branches and loops are functions that TensorFlow forgets together with it.
     """
     concrete = tf.function(function, autograph=True).get_concrete_function(
         *[tf.TensorSpec(argument.shape, argument.dtype) for argument in arguments]
@@ -77,7 +79,7 @@ def with_stateless_random_ops(
     graph_def = concrete.graph.as_graph_def()
     inner_ops = {node.op for inner in graph_def.library.function for node in inner.node_def}
     leftover = (inner_ops & _STATELESS_TWINS.keys()) | (
-        ({node.op for node in graph_def.node} | inner_ops) & _OTHER_STATEFUL_OPS
+        ({node.op for node in graph_def.node} | inner_ops) & (_OTHER_STATEFUL_OPS | PYTHON_OPS)
     )
     random_nodes = [node for node in graph_def.node if node.op in _STATELESS_TWINS]
     if not random_nodes:

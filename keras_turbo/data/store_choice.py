@@ -99,7 +99,14 @@ def choose_store(
             )
         return memory_store(spec, source.num_examples)
     if settings.cache == "disk":
-        return _disk_store(settings, source, map_fn, spec)
+        try:
+            return _disk_store(settings, source, map_fn, spec)
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"cache='disk' needs {_gigabytes(num_bytes)} in a folder that can be written, and "
+                f"{settings.cache_folder} is none ({error}). Give another folder as `cache_dir`, or cache='memory'",
+            ) from error
     if fits_in_memory(num_bytes):
         return memory_store(spec, source.num_examples)
     if fits_on_disk(num_bytes, settings.cache_folder):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 import inspect
+import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
-from keras_turbo.data.stateless_random import random_ops_of, with_stateless_random_ops
+from keras_turbo.data.stateless_random import with_stateless_random_ops
 
 SEED_ARGUMENT = "seed"
 
@@ -95,6 +97,8 @@ class RandomFunction:
     def __init__(self, function: Callable) -> None:
         self._function = ElementFunction(function, "augment_fn")
         self.leftover_ops: list[str] = []
+        #: Whether it drew from Python's or NumPy's generator while it was traced: once, and never again.
+        self.draws_in_python = False
         self._traced: list[Any] = []
 
     @property
@@ -108,18 +112,21 @@ class RandomFunction:
         user_seed = _fold_in(seed, 0)
 
         def call(*leaves: tf.Tensor) -> Any:
+            before = _python_random_state()
             with _SeededScope(_fold_in(seed, 2)):
-                return self._function(tf.nest.pack_sequence_as(element, leaves), user_seed)
+                result = self._function(tf.nest.pack_sequence_as(element, leaves), user_seed)
+            self.draws_in_python |= before != _python_random_state()
+            return result
 
         result, self.leftover_ops, traced = with_stateless_random_ops(call, tf.nest.flatten(element), _fold_in(seed, 1))
         self._traced.append(traced)
         return result
 
 
-def random_ops_in(function: ElementFunction, element_spec: Any) -> list[str]:
-    """The names of the random ops that a function of an element would run: empty for a deterministic one."""
-    leaves = tf.nest.flatten(element_spec)
-    return random_ops_of(lambda *args: function(tf.nest.pack_sequence_as(element_spec, args)), leaves)
+def _python_random_state() -> tuple[Any, Any, Any]:
+    """Where the global generators of Python and NumPy stand."""
+    numpys = np.random.get_state(legacy=False)  # noqa: NPY002 (the legacy generator is the one that can be watched)
+    return random.getstate(), numpys["state"]["key"].tobytes(), numpys["state"]["pos"]
 
 
 def _fold_in(seed: tf.Tensor, number: int) -> tf.Tensor:

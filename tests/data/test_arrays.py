@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -272,7 +273,7 @@ class TestErrors:
 
     @pytest.mark.parametrize(
         ("arguments", "name"),
-        [((3,), "x"), ((np.float32(3),), "x"), (("text",), "x"), ((ROWS, 1), "y"), (({"a": 1},), r"x\['a'\]")],
+        [((3,), "x"), ((np.float32(3),), "x"), ((ROWS, 1), "y"), (({"a": 1},), r"x\['a'\]")],
     )
     def test_scalars(self, arguments, name):
         with pytest.raises(
@@ -300,6 +301,11 @@ class TestErrors:
     @pytest.mark.parametrize("x", [{}, None, ()])
     def test_no_arrays(self, x):
         with pytest.raises((ValueError, TypeError), match="`x` (holds no array|must hold arrays)|hold no example"):
+            FastDataset(x)
+
+    @pytest.mark.parametrize("x", ["photos", Path("photos")])
+    def test_paths(self, x):
+        with pytest.raises(TypeError, match=r"Received the path 'photos'.*from_image_folder.*from_files"):
             FastDataset(x)
 
     def test_weights_without_targets(self):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import random
 
 import keras
 import numpy as np
@@ -338,3 +339,14 @@ def test_leftovers_are_none_for_what_is_deterministic():
 
     assert numbers_of(call(X)) == [2.0, 4.0]
     assert function.leftover_ops == []
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.rand], ids=["random", "numpy"])
+def test_random_numbers_of_python_are_warned_of(draw):
+    with pytest.warns(UserWarning, match="draws from Python's or NumPy's random numbers"):
+        FastDataset(np.ones((4, 2), "float32"), augment_fn=lambda x: x * draw())
+    with pytest.warns(UserWarning, match="random state of its own in PyFunc"):
+        FastDataset(
+            np.ones((4, 2), "float32"),
+            augment_fn=lambda x: x * tf.numpy_function(lambda: np.float32(draw()), [], tf.float32),
+        )

@@ -50,7 +50,8 @@ class FileSource(Source):
         self._load_path = tf.function(load_path)
         self._recipe = recipe
         with tf.device("CPU:0"):
-            self._path_tensor = tf.constant(self.paths, tf.string)
+            # As bytes, since a name need not be text.
+            self._path_tensor = tf.constant([os.fsencode(path) for path in self.paths], tf.string)
             self._label_tensor = None if labels is None else tf.convert_to_tensor(labels)
 
     @property

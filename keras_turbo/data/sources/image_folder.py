@@ -46,7 +46,7 @@ def find_images(directory: str | os.PathLike, by_class: bool, class_names: Seque
     Whatever else is left out is counted in one warning, by ending.
 
     Args:
-        directory: the folder. Links are followed.
+        directory: the folder. Links are followed, but for those that lead back into it.
         by_class: whether each folder in it is a class.
         class_names: the class folders to read, in the order of their numbers; by default all, sorted by name.
 
@@ -64,7 +64,7 @@ def find_images(directory: str | os.PathLike, by_class: bool, class_names: Seque
         raise NotADirectoryError(f"{str(root)!r} is a file. Give the folder that holds the class folders.")
     left_out: collections.Counter[str] = collections.Counter()
     if not by_class:
-        paths = _images_below(root, left_out)
+        paths = _images_below(root, root, left_out)
         class_of: list[str] = []
         folders: list[str] = []
     else:
@@ -85,7 +85,7 @@ def find_images(directory: str | os.PathLike, by_class: bool, class_names: Seque
         _warn_of_images_beside(root)
         paths, class_of = [], []
         for name in folders:
-            of_class = _images_below(root / name, left_out)
+            of_class = _images_below(root, root / name, left_out)
             paths += of_class
             class_of += [name] * len(of_class)
     if left_out:
@@ -117,7 +117,7 @@ def _warn_of_images_beside(root: pathlib.Path) -> None:
         )
 
 
-def _images_below(folder: pathlib.Path, left_out: collections.Counter[str]) -> list[str]:
+def _images_below(root: pathlib.Path, folder: pathlib.Path, left_out: collections.Counter[str]) -> list[str]:
     found = []
     been_in = set()
     for parent, folders, names in os.walk(folder, followlinks=True):
@@ -125,7 +125,9 @@ def _images_below(folder: pathlib.Path, left_out: collections.Counter[str]) -> l
             folders.clear()
             continue
         been_in.add(os.path.realpath(parent))
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        folders[:] = sorted(
+            name for name in folders if not name.startswith(".") and not _leads_back(os.path.join(parent, name), root)
+        )
         for name in names:
             if name.startswith("."):
                 continue
@@ -136,6 +138,14 @@ def _images_below(folder: pathlib.Path, left_out: collections.Counter[str]) -> l
             else:
                 left_out[ending] += 1
     return sorted(found)
+
+
+def _leads_back(folder: str, root: pathlib.Path) -> bool:
+    """Whether a link leads to the images that are looked through anyway, in which each has its place and its class."""
+    if not os.path.islink(folder):
+        return False
+    target, whole = pathlib.Path(folder).resolve(), root.resolve()
+    return target == whole or target in whole.parents or whole in target.parents
 
 
 def _has_image_content(path: str) -> bool:
