@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import logging
 import time
 from collections.abc import Callable
+
+import pytest
 
 TIMEOUT_SECONDS = 20
 
@@ -20,3 +23,12 @@ def goes(is_gone: Callable[[], bool]) -> bool:
         time.sleep(0.05)
         gc.collect()
     return is_gone()
+
+
+def keep_no_logs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stops TensorFlow's log for a test.
+
+    Where AutoGraph can't convert a function (for which Python 3.11 has a fault of its own), it logs the error; pytest
+    keeps what is logged, and the error keeps all frames that it came through.
+    """
+    monkeypatch.setattr(logging.getLogger("tensorflow"), "disabled", True)

@@ -21,7 +21,7 @@ from keras_turbo import FastDataset
 from keras_turbo.data import disk_store
 from keras_turbo.data.disk_store import DiskStore, open_disk_store, private_disk_store
 from tests.data.epochs import rows_of
-from tests.data.garbage import goes
+from tests.data.garbage import goes, keep_no_logs
 from tests.data.processes import output_of, run_python, start_python
 
 SPEC = {"x": tf.TensorSpec((3,), tf.float32), "y": tf.TensorSpec((), tf.int32)}
@@ -86,7 +86,8 @@ class TestFolder:
         store = opened(tmp_path)
         assert store.folder.stat().st_mode & 0o055 == 0o055
 
-    def test_is_continued_by_the_next_store(self, tmp_path):
+    def test_is_continued_by_the_next_store(self, tmp_path, monkeypatch):
+        keep_no_logs(monkeypatch)
         store = opened(tmp_path)
         fill(store, [1, 4])
         marks = store.folder / "filled.npy"
@@ -289,7 +290,8 @@ class TestFullDisk:
 
 
 class TestPrivate:
-    def test_goes_with_its_user(self, tmp_path):
+    def test_goes_with_its_user(self, tmp_path, monkeypatch):
+        keep_no_logs(monkeypatch)
         store = private_disk_store(SPEC, NUM_EXAMPLES, tmp_path)
         fill(store, [0, 3])
         assert_has(store, [3, 0])
@@ -447,17 +449,12 @@ for _ in range(2):
 
 
 class TestChoice:
-    def test_a_store_goes_with_its_dataset(self):
+    def test_a_store_goes_with_its_dataset(self, monkeypatch):
         """TensorFlow keeps what it calls in Python for good; that must not be the store."""
-
-        # Where AutoGraph fails (Python 3.11 has a fault for it) it logs an error; pytest keeps it, with all its frames.
-        @tf.autograph.experimental.do_not_convert
-        def double(x):
-            return x * 2
-
-        dataset = FastDataset(np.arange(8, dtype="float32"), map_fn=double, cache="memory")
+        keep_no_logs(monkeypatch)
+        dataset = FastDataset(np.arange(8, dtype="float32"), map_fn=lambda x: x + 1, cache="memory")
         for _ in range(2):
-            rows_of(dataset.map(double).take(3))
+            rows_of(dataset.map(lambda x: x * 2).take(3))
         store = weakref.ref(dataset._pipeline.store)
         failures = weakref.ref(dataset._pipeline.failures)
         del dataset

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from keras_turbo.data.python_calls import call_on, process_is_ending
-from tests.data.garbage import goes
+from tests.data.garbage import goes, keep_no_logs
 from tests.data.processes import run_python
 
 
@@ -36,7 +36,8 @@ def test_the_owner_is_called():
     assert owner.called_with == [0, 1, 2]
 
 
-def test_the_owner_is_not_kept_alive():
+def test_the_owner_is_not_kept_alive(monkeypatch):
+    keep_no_logs(monkeypatch)
     owner = Owner()
     dataset = calling(owner)
     list(dataset)

@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras_turbo import FastDataset
 from keras_turbo.data.sources import tf_dataset
 from tests.data.epochs import batches_of, bytes_of, rows_of
-from tests.data.garbage import goes
+from tests.data.garbage import goes, keep_no_logs
 
 
 def numbers(count: int = 20) -> tf.data.Dataset:
@@ -248,8 +248,9 @@ class TestStore:
             self.build(numbers(3).map(tf.strings.as_string), cache, tmp_path)
 
 
-def test_a_store_on_disk_goes_with_the_dataset(tmp_path):
+def test_a_store_on_disk_goes_with_the_dataset(tmp_path, monkeypatch):
     """Its elements can't be recognised in another process."""
+    keep_no_logs(monkeypatch)
     dataset = FastDataset(numbers(5), cache="disk", cache_dir=tmp_path)
     batches_of(dataset)
     assert os.listdir(tmp_path / "private")

@@ -1,0 +1,1 @@
+"""Files, arrays and other datasets -> batches: `fast_dataset.py` joins the parts."""
