@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from keras_turbo import FastDataset
-from keras_turbo.data.sources.image_folder import find_images, validation_mask
+from keras_turbo.data.sources.image_folder import find_images, image_folder_sources, validation_mask
 from tests.data.epochs import batches_of
 from tests.data.noise_images import write_image, write_images
 
@@ -156,6 +156,27 @@ def images_in(folder: Path, **options) -> FastDataset:
     return FastDataset.from_image_folder(folder, image_size=(8, 8), batch_size=4, **options)
 
 
+def sources_in(folder: Path, **options):
+    """The sources by name, and the class names: without the graphs of a dataset, which take their time."""
+    unsaid = {
+        "labels": "inferred",
+        "label_mode": "int",
+        "class_names": None,
+        "image_options": {"image_size": (8, 8)},
+        "validation_split": None,
+        "subset": None,
+        "seed": None,
+    }
+    return image_folder_sources(folder, **unsaid | options)
+
+
+def source_in(folder: Path, **options):
+    """The one source, and the class names."""
+    sources, names = sources_in(folder, **options)
+    (source,) = sources.values()
+    return source, names
+
+
 def labels_of(dataset: FastDataset) -> np.ndarray:
     return np.concatenate([labels for _, labels in batches_of(dataset)])
 
@@ -187,21 +208,23 @@ class TestLabels:
     def test_a_list_goes_by_sorted_paths(self, photos):
         """Folders count for nothing then."""
         paths = sorted(str(path) for path in photos.rglob("*.png"))
-        dataset = images_in(photos, labels=[Path(path).stem for path in paths], label_mode="int")
-        assert dataset.file_paths == paths
-        assert [dataset.class_names[number] for number in labels_of(dataset)] == [Path(path).stem for path in paths]
+        stems = [Path(path).stem for path in paths]
+        source, names = source_in(photos, labels=stems)
+        assert source.paths == paths
+        assert [names[number] for number in source.labels_at(np.arange(6))] == stems
 
     def test_a_function_of_the_path(self, photos):
-        dataset = images_in(photos, labels=lambda path: float(len(Path(path).parent.name)), label_mode="raw")
-        assert labels_of(dataset).tolist() == [4, 4, 4, 4, 4, 4]
-        assert labels_of(dataset).dtype == np.float32
-        assert dataset.class_names is None
+        source, names = source_in(photos, labels=lambda path: len(Path(path).parent.name) / 2, label_mode="raw")
+        labels = source.labels_at(np.arange(6))
+        assert labels.tolist() == [2, 2, 2, 2, 2, 2]
+        assert labels.dtype == np.float32
+        assert names is None
 
     def test_a_class_without_images_is_a_class(self, photos):
         (photos / "birds").mkdir()
-        dataset = images_in(photos, label_mode="categorical")
-        assert dataset.class_names == ["birds", "cats", "dogs"]
-        assert labels_of(dataset).tolist() == [[0, 1, 0]] * 2 + [[0, 0, 1]] * 4
+        source, names = source_in(photos)
+        assert names == ["birds", "cats", "dogs"]
+        assert source.labels_at(np.arange(6)).tolist() == [1, 1, 2, 2, 2, 2]
 
     def test_a_list_of_another_length(self, photos):
         with pytest.raises(ValueError, match=r"`labels` has 2 entries for 6 files"):
@@ -225,7 +248,7 @@ def many(tmp_path) -> Path:
 
 class TestSplit:
     def paths_of(self, many: Path, **options) -> list[str]:
-        return images_in(many, **{"validation_split": 0.25, "seed": 3, **options}).file_paths
+        return source_in(many, **{"validation_split": 0.25, "seed": 3, **options})[0].paths
 
     def test_disjoint_and_complete(self, many):
         training, validation = self.paths_of(many, subset="training"), self.paths_of(many, subset="validation")
@@ -238,19 +261,19 @@ class TestSplit:
         assert self.paths_of(many, subset="validation") != self.paths_of(many, subset="validation", seed=4)
 
     def test_both_are_the_two(self, many):
-        training, validation = images_in(many, validation_split=0.25, seed=3, subset="both")
-        assert training.file_paths == self.paths_of(many, subset="training")
-        assert validation.file_paths == self.paths_of(many, subset="validation")
-        # Labels go with their images.
-        for dataset in (training, validation):
-            names = [Path(path).parent.name for path in dataset.file_paths]
-            assert [dataset.class_names[number] for number in labels_of(dataset)] == names
+        sources, names = sources_in(many, validation_split=0.25, seed=3, subset="both")
+        assert list(sources) == ["training", "validation"]
+        for part, source in sources.items():
+            assert source.paths == self.paths_of(many, subset=part)
+            # Labels go with their images.
+            numbers = source.labels_at(np.arange(source.num_examples))
+            assert [names[number] for number in numbers] == [Path(path).parent.name for path in source.paths]
 
     def test_without_a_seed_both_are_disjoint(self, many):
-        training, validation = images_in(many, validation_split=0.25, subset="both")
-        assert not set(training.file_paths) & set(validation.file_paths)
-        apart = [images_in(many, validation_split=0.25, subset=name) for name in ("training", "validation")]
-        assert not set(apart[0].file_paths) & set(apart[1].file_paths)
+        sources, _ = sources_in(many, validation_split=0.25, subset="both")
+        assert not set(sources["training"].paths) & set(sources["validation"].paths)
+        training, validation = (self.paths_of(many, subset=part, seed=None) for part in sources)
+        assert not set(training) & set(validation)
 
     def test_of_both_only_training_is_shuffled_and_augmented(self, many):
         training, validation = images_in(
