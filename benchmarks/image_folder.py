@@ -43,6 +43,7 @@ STOCK = "stock"
 BY_HAND = "by hand"
 BY_HAND_CACHED = "by hand, .cache()"
 TURBO = "keras_turbo"
+TURBO_NOT_KEPT = "keras_turbo, cache=False"
 TURBO_SCALED = "keras_turbo, scaled_decode"
 TURBO_MEMORY = "keras_turbo, memory"
 TURBO_DISK = "keras_turbo, disk"
@@ -194,6 +195,7 @@ def first_epochs(photos: Photos, rounds: int) -> list[_measure.Comparison]:
         STOCK: photos.iterated(lambda: photos.stock(size)),
         BY_HAND: photos.iterated(lambda: photos.by_hand(size)),
         TURBO: photos.iterated(lambda: photos.turbo(size)),
+        TURBO_NOT_KEPT: photos.iterated(lambda: photos.turbo(size, cache=False)),
         **limits,
     }
     scaled = {
