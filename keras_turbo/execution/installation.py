@@ -1,0 +1,279 @@
+"""Puts a setting into a model, so that a stock `fit` runs by it, and takes it out again.
+
+A model keeps its class: `fit`, `evaluate`, `predict` and `compile` are Keras' own, wrapped on this one model to learn
+how many steps are asked for. What `fit` calls to get its train function (`make_train_function`, which Keras documents
+for overriding) gives a function of ours. Nothing of it is saved with the model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import itertools
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_turbo.execution.batch_callbacks import needs_every_batch, warn_of_missed_batches
+from keras_turbo.execution.predict_program import PredictLoop
+from keras_turbo.execution.programs import GraphLoop, Steps, XlaLoop
+from keras_turbo.execution.setting import ExecutionSetting
+
+_ATTRIBUTE = "_keras_turbo_installation"
+_MAKERS = {
+    "train_function": "make_train_function",
+    "test_function": "make_test_function",
+    "predict_function": "make_predict_function",
+}
+
+
+def apply_setting(model: keras.Model, setting: ExecutionSetting) -> None:
+    """Makes `fit`, `evaluate` and `predict` of the model run by a setting, until `compile` is called again.
+
+    Losses, metrics and weights are as with one step at a time: equal where the arithmetic is, and as close as float32
+    sums in another order where XLA compiles the step. Random numbers drawn inside an XLA program (dropout) are others,
+    from the same seeds.
+
+    Args:
+        model: a compiled model without a distribution strategy.
+        setting: how to run it; with loop "keras", as `compile` set it up.
+
+    Raises:
+        ValueError: a setting of ours for a model that only Keras' own loop can run; see `why_not_settable`.
+    """
+    remove_setting(model)
+    if setting.loop == "keras":
+        return
+    reason = why_not_settable(model)
+    if reason is not None:
+        raise ValueError(f"The model {model.name!r} can't run {setting.name}: {reason}.")
+    installation = _Installation(model, setting)
+    # Past Keras' __setattr__, which would keep account of it as a part of the model.
+    object.__setattr__(model, _ATTRIBUTE, installation)
+    installation.install()
+
+
+def remove_setting(model: keras.Model) -> None:
+    """Gives the model back what `compile` set; does nothing where no setting was applied."""
+    installation = model.__dict__.pop(_ATTRIBUTE, None)
+    if installation is not None:
+        installation.remove()
+
+
+def setting_of(model: keras.Model) -> ExecutionSetting:
+    """The setting that the model runs by."""
+    installation = model.__dict__.get(_ATTRIBUTE)
+    return ExecutionSetting() if installation is None else installation.setting
+
+
+def why_not_settable(model: keras.Model) -> str | None:
+    """Why only Keras' own loop can run this model; None if others can."""
+    if not model.compiled:
+        return "it is not compiled; call its compile() first"
+    if model.run_eagerly:
+        return "it runs eagerly; compile it without run_eagerly=True"
+    if tf.config.functions_run_eagerly():
+        return "all functions run eagerly; call tf.config.run_functions_eagerly(False) first"
+    if tf.distribute.has_strategy() or model.distribute_strategy is not tf.distribute.get_strategy():
+        return f"it is under {type(model.distribute_strategy).__name__}, where steps run one at a time"
+    for name in _MAKERS.values():
+        if getattr(type(model), name) is not getattr(keras.Model, name) or name in model.__dict__:
+            return f"it has a {name} of its own"
+    return None
+
+
+class _BlockFunction:
+    """What `fit` calls in place of Keras' train function: runs the steps of one execution."""
+
+    def __init__(self, model: keras.Model, loop: GraphLoop | XlaLoop, one_step: Callable) -> None:
+        self._model = model
+        self._loop = loop
+        self._one_step = one_step
+        self._steps_asked: int | None = None
+        self._steps_done = 0
+        self._iterator: Any = None
+
+    @contextlib.contextmanager
+    def asked_for(self, steps: int | None) -> Iterator[None]:
+        """A context in which each epoch has so many steps; None: as many as there are batches."""
+        before = self._steps_asked, self._steps_done, self._iterator
+        self._steps_asked, self._steps_done, self._iterator = steps, 0, None
+        try:
+            yield
+        finally:
+            self._steps_asked, self._steps_done, self._iterator = before
+            self._loop.forget()
+
+    def __call__(self, iterator: Any) -> Any:
+        """Runs one execution; raises StopIteration where no batch is left."""
+        most = self._model.steps_per_execution
+        if not isinstance(iterator, tf.data.Iterator):
+            # What train_on_batch gives.
+            outputs = None
+            for batch in itertools.islice(iterator, most):
+                outputs = self._one_step(batch)
+            return outputs
+        if iterator is not self._iterator:
+            self._iterator, self._steps_done = iterator, 0
+        if self._steps_asked is not None:
+            # Keras counts executions, and would go past the epoch's last step where it is no multiple.
+            most = min(most, self._steps_asked - self._steps_done)
+        done, outputs = self._loop(iterator, most)
+        if done == 0:
+            raise StopIteration
+        self._steps_done += done
+        if self._steps_done == self._steps_asked:
+            self._steps_done = 0
+        return outputs
+
+
+class _Installation:
+    """A setting in a model, and what it has to give back."""
+
+    def __init__(self, model: keras.Model, setting: ExecutionSetting) -> None:
+        self.setting = setting
+        self._model = model
+        self._before = (model.steps_per_execution, model.jit_compile)
+        self._replaced: list[str] = []
+        self._warned: set[str] = set()
+        self._functions: dict[str, Any] = {}
+
+    def install(self) -> None:
+        model, setting = self._model, self.setting
+        model.steps_per_execution = setting.steps_per_execution
+        if setting.loop == "graph":
+            model.jit_compile = setting.jit_compile
+        self._forget_functions()
+        self._replace("compile", self._compile)
+        for name in ("fit", "evaluate"):
+            self._replace(name, self._counting(name))
+        self._replace("predict", self._predict())
+        for attribute, maker in _MAKERS.items():
+            self._replace(maker, functools.partial(self._make, attribute))
+
+    def remove(self) -> None:
+        model = self._model
+        for name in self._replaced:
+            model.__dict__.pop(name, None)
+        model.steps_per_execution, model.jit_compile = self._before
+        self._forget_functions()
+
+    def _forget_functions(self) -> None:
+        self._functions.clear()
+        for attribute in _MAKERS:
+            setattr(self._model, attribute, None)
+
+    def _replace(self, name: str, function: Callable) -> None:
+        object.__setattr__(self._model, name, function)
+        self._replaced.append(name)
+
+    # What takes the place of the model's methods.
+
+    def _compile(self, *args: Any, **kwargs: Any) -> None:
+        """As `keras.Model.compile`; what was measured for the model as it was before no longer holds."""
+        model = self._model
+        remove_setting(model)
+        warnings.warn(
+            f"compile() has set the model {model.name!r} back to Keras' own loop; until now it ran {self.setting.name}."
+            " Call tune() again for the new settings.",
+            stacklevel=2,
+        )
+        model.compile(*args, **kwargs)
+
+    def _make(self, attribute: str, force: bool = False) -> Any:
+        """As Keras' `make_train_function` and its like: sets `train_function` and its like."""
+        model, maker = self._model, _MAKERS[attribute]
+        if model.run_eagerly or tf.config.functions_run_eagerly():
+            # Someone debugs: every step is run as it is written.
+            return getattr(type(model), maker)(model, force=True)
+        if force or attribute not in self._functions:
+            self._functions[attribute] = self._function(attribute)
+        if self._functions[attribute] is None:
+            return getattr(type(model), maker)(model, force=force)
+        setattr(model, attribute, self._functions[attribute])
+        return None
+
+    def _function(self, attribute: str) -> Any:
+        model, setting = self._model, self.setting
+        step_name = attribute.replace("function", "step")
+        # Looked up when it is traced: a step that is replaced on the model counts from the next make_train_function on.
+        steps = Steps(model, getattr(model, step_name), lambda batch: None)
+        if attribute == "predict_function":
+            return PredictLoop(steps, setting.steps_per_execution) if setting.loop == "xla" else None
+        each_with_xla = setting.loop == "graph" and setting.jit_compile
+        loop = GraphLoop(steps, jit_compile=each_with_xla)
+        if setting.loop == "xla":
+            loop = XlaLoop(steps, setting.steps_per_execution, loop, self._warn_of_unstackable)
+        return _BlockFunction(model, loop, steps.compiled_xla if each_with_xla else steps.compiled_graph)
+
+    def _counting(self, name: str) -> Callable:
+        attribute, steps_argument = {
+            "fit": ("train_function", "steps_per_epoch"),
+            "evaluate": ("test_function", "steps"),
+        }[name]
+        original = getattr(type(self._model), name)
+
+        @functools.wraps(original)
+        def method(*args: Any, **kwargs: Any) -> Any:
+            given = _arguments(original, self._model, args, kwargs)
+            with contextlib.ExitStack() as contexts:
+                if name == "fit":
+                    contexts.enter_context(self._as_callbacks_need(given.get("callbacks")))
+                self._make(attribute)
+                function = self._functions[attribute]
+                contexts.enter_context(function.asked_for(given.get(steps_argument)))
+                return original(self._model, *args, **kwargs)
+
+        return method
+
+    def _predict(self) -> Callable:
+        original = type(self._model).predict
+
+        @functools.wraps(original)
+        def method(*args: Any, **kwargs: Any) -> Any:
+            steps = _arguments(original, self._model, args, kwargs).get("steps")
+            most = self._model.steps_per_execution
+            if steps is not None and steps % most:
+                # Keras takes full executions, and would predict more than was asked for.
+                most = max(divisor for divisor in range(1, most + 1) if steps % divisor == 0)
+            with self._steps_per_execution(most):
+                return original(self._model, *args, **kwargs)
+
+        return method
+
+    def _as_callbacks_need(self, callbacks: Any) -> contextlib.AbstractContextManager[None]:
+        steps = self.setting.steps_per_execution
+        if needs_every_batch(callbacks):
+            return self._steps_per_execution(1)
+        if steps > 1:
+            warn_of_missed_batches(callbacks, steps, self._warned)
+        return contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def _steps_per_execution(self, steps: int) -> Iterator[None]:
+        before = self._model.steps_per_execution
+        self._model.steps_per_execution = steps
+        try:
+            yield
+        finally:
+            self._model.steps_per_execution = before
+
+    def _warn_of_unstackable(self, reason: str) -> None:
+        if reason not in self._warned:
+            self._warned.add(reason)
+            warnings.warn(
+                f"The model {self._model.name!r} is set to run {self.setting.name}, which needs batches that stack, but "
+                f"{reason}. Its steps run in a graph loop instead, without XLA. Call tune() with this data.",
+                stacklevel=2,
+            )
+
+
+def _arguments(method: Callable, model: keras.Model, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return inspect.signature(method).bind(model, *args, **kwargs).arguments
+    except TypeError:
+        return {}  # The method itself says what is wrong.

@@ -1,0 +1,225 @@
+"""Several steps of a model in one call from Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_turbo.execution.stacks import Stack, StackReader, why_not_stackable
+
+# Programs for other shapes than the first, for data whose batches come in a few lengths. Each takes seconds to compile,
+# so that data of any length had better take the graph.
+_MOST_PROGRAMS = 4
+
+
+class Steps:
+    """One step of a model as TensorFlow traces it, alone or in a loop.
+
+    Args:
+        model: a compiled model without a distribution strategy.
+        step: its `train_step`, `test_step` or `predict_step`: takes a batch.
+        on_trace: called with the batch each time the step is traced.
+    """
+
+    def __init__(self, model: keras.Model, step: Callable, on_trace: Callable[[Any], None]) -> None:
+        self._model = model
+        self._step = step
+        self._on_trace = on_trace
+        self.compiled_graph = tf.function(self, reduce_retracing=True, autograph=False)
+        self.compiled_xla = tf.function(self, reduce_retracing=True, autograph=False, jit_compile=True)
+
+    def __call__(self, batch: Any) -> Any:
+        """Traces the step for a batch; returns its outputs as tensors."""
+        # Keras' data adapters give an empty optional where a part of the data is None.
+        batch = keras.tree.map_structure(lambda x: None if isinstance(x, tf.experimental.Optional) else x, batch)
+        self._on_trace(batch)
+        outputs = self._model.distribute_strategy.run(self._step, args=(batch,))
+        return tf.nest.map_structure(tf.convert_to_tensor, outputs)
+
+    def output_spec(self, element_spec: Any) -> Any:
+        """Structure of `tf.TensorSpec`s of the outputs for a batch.
+
+        Tracing a step also creates what is created at the first step: weights, metrics, the optimizer's variables.
+        Inside a loop that is impossible.
+        """
+        outputs = self.compiled_graph.get_concrete_function(element_spec).structured_outputs
+        return tf.nest.map_structure(lambda output: tf.TensorSpec(output.shape, output.dtype), outputs)
+
+
+class GraphLoop:
+    """Up to k steps in one graph, which takes its batches from the iterator itself.
+
+    Args:
+        steps: the step to run.
+        jit_compile: whether XLA compiles each step. A batch with fewer rows than the first of its epoch then runs
+            without XLA, which would compile the step again for it.
+    """
+
+    def __init__(self, steps: Steps, *, jit_compile: bool) -> None:
+        self._steps = steps
+        self._jit_compile = jit_compile
+        self._iterator: Any = None
+        self._first_shapes: list[tf.TensorShape] | None = None
+        self._functions: dict[Any, Callable] = {}
+
+    def forget(self) -> None:
+        """Lets go of the iterator."""
+        self._iterator = None
+
+    def __call__(self, iterator: tf.data.Iterator, most: int) -> tuple[int, Any]:
+        """Runs up to `most` steps; returns how many there were batches for, and the outputs of the last."""
+        done, outputs = 0, None
+        if self._jit_compile and iterator is not self._iterator:
+            # The shapes that XLA compiles for are known once there is a batch.
+            batch = iterator.get_next_as_optional()
+            if not batch.has_value():
+                return 0, None
+            batch = batch.get_value()
+            self._iterator = iterator
+            self._first_shapes = [component.shape for component in tf.nest.flatten(batch, expand_composites=True)]
+            done, outputs = 1, self._steps.compiled_xla(batch)
+            if done == most:
+                return done, outputs
+        key = None if self._first_shapes is None else tuple(map(tuple, self._first_shapes))
+        if key not in self._functions:
+            self._functions[key] = self._function(iterator.element_spec, self._first_shapes)
+        more, later = self._functions[key](iterator, tf.constant(most - done, tf.int32))
+        more = int(more)
+        return done + more, later if more else outputs
+
+    def _function(self, element_spec: Any, first_shapes: list[tf.TensorShape] | None) -> Callable:
+        output_spec = self._steps.output_spec(element_spec)
+        shapes = tf.nest.map_structure(lambda spec: spec.shape, output_spec)
+        no_outputs = tf.nest.map_structure(_zeros, output_spec)
+
+        def step(batch: Any) -> Any:
+            if first_shapes is None:
+                return self._steps.compiled_graph(batch)
+            return self._with_xla_where_it_fits(batch, first_shapes)
+
+        def run(iterator: tf.data.Iterator, most: tf.Tensor) -> tuple[tf.Tensor, Any]:
+            def more(done: tf.Tensor, outputs: Any, batch: Any) -> tf.Tensor:
+                return tf.logical_and(done < most, batch.has_value())
+
+            def body(done: tf.Tensor, outputs: Any, batch: Any) -> tuple[tf.Tensor, Any, Any]:
+                outputs = step(batch.get_value())
+                done += 1
+                # The iterator is asked for what will be used, and no more.
+                batch = tf.cond(done < most, iterator.get_next_as_optional, lambda: batch)
+                return done, outputs, batch
+
+            first = iterator.get_next_as_optional()
+            done, outputs, _ = tf.while_loop(
+                more,
+                body,
+                (tf.constant(0, tf.int32), no_outputs, first),
+                shape_invariants=(tf.TensorShape([]), shapes, tf.type_spec_from_value(first)),
+            )
+            return done, outputs
+
+        return tf.function(run, reduce_retracing=True, autograph=False)
+
+    def _with_xla_where_it_fits(self, batch: Any, first_shapes: list[tf.TensorShape]) -> Any:
+        components = tf.nest.flatten(batch, expand_composites=True)
+        fits = tf.constant(True)
+        for component, shape in zip(components, first_shapes, strict=True):
+            fits = tf.logical_and(fits, tf.reduce_all(tf.shape(component) == shape))
+
+        def known() -> Any:
+            # By slices of everything, which copy nothing. tf.ensure_shape would tell the optimizer of TensorFlow's graphs
+            # that the shape is known before the branch, and it would fold the condition away.
+            exact = [tf.slice(c, [0] * s.rank, s) for c, s in zip(components, first_shapes, strict=True)]
+            return self._steps.compiled_xla(tf.nest.pack_sequence_as(batch, exact, expand_composites=True))
+
+        return tf.cond(fits, known, lambda: self._steps.compiled_graph(batch))
+
+
+class XlaLoop:
+    """Up to k steps in one XLA program, over a stack of batches that is ready when it begins.
+
+    What has another shape than the stacks (a last batch with fewer rows) runs step by step in a graph. XLA would
+    compile the whole program once more for it.
+
+    Args:
+        steps: the step to run.
+        capacity: batches in a stack: k.
+        otherwise: runs the steps where the data can't be stacked.
+        on_unstackable: called with the reason when that happens.
+    """
+
+    def __init__(
+        self, steps: Steps, capacity: int, otherwise: GraphLoop, on_unstackable: Callable[[str], None]
+    ) -> None:
+        self._steps = steps
+        self._capacity = capacity
+        self._otherwise = otherwise
+        self._on_unstackable = on_unstackable
+        self._iterator: Any = None
+        self._reader: StackReader | None = None
+        self._first_shapes: tuple | None = None
+        self._programs: dict[Any, Callable] = {}
+
+    def forget(self) -> None:
+        """Lets go of the iterator and of what was read ahead."""
+        self._iterator = self._reader = None
+        self._otherwise.forget()
+
+    def __call__(self, iterator: tf.data.Iterator, most: int) -> tuple[int, Any]:
+        """Runs up to `most` steps; returns how many there were batches for, and the outputs of the last."""
+        if iterator is not self._iterator:
+            reason = why_not_stackable(iterator.element_spec)
+            if reason is not None:
+                self._on_unstackable(reason)
+            self._iterator = iterator
+            self._reader = None if reason else StackReader(iterator, self._capacity)
+            self._first_shapes = None
+        if self._reader is None:
+            return self._otherwise(iterator, most)
+        done, outputs = 0, None
+        while done < most:
+            stack = self._reader.take(most - done)
+            if stack is None:
+                break
+            outputs = self._run(stack)
+            done += stack.end - stack.begin
+        return done, outputs
+
+    def _run(self, stack: Stack) -> Any:
+        shapes = stack.shapes
+        if self._first_shapes is None:
+            self._first_shapes = shapes
+        if shapes not in self._programs:
+            if shapes != self._first_shapes or len(self._programs) == _MOST_PROGRAMS:
+                return self._one_by_one(stack)
+            self._programs[shapes] = self._program(stack.batches)
+        batches = tf.nest.map_structure(self._filled_up, stack.batches)
+        return self._programs[shapes](batches, tf.constant(stack.begin, tf.int32), tf.constant(stack.end, tf.int32))
+
+    def _one_by_one(self, stack: Stack) -> Any:
+        outputs = None
+        for i in range(stack.begin, stack.end):
+            outputs = self._steps.compiled_graph(tf.nest.map_structure(lambda batches, i=i: batches[i], stack.batches))
+        return outputs
+
+    def _filled_up(self, batches: tf.Tensor) -> tf.Tensor:
+        missing = self._capacity - batches.shape[0]
+        return tf.pad(batches, [[0, missing]] + [[0, 0]] * (batches.shape.rank - 1)) if missing else batches
+
+    def _program(self, batches: Any) -> Callable:
+        one_batch = tf.nest.map_structure(lambda stack: tf.TensorSpec(stack.shape[1:], stack.dtype), batches)
+        no_outputs = tf.nest.map_structure(_zeros, self._steps.output_spec(one_batch))
+
+        def run(batches: Any, begin: tf.Tensor, end: tf.Tensor) -> Any:
+            def body(i: tf.Tensor, _: Any) -> tuple[tf.Tensor, Any]:
+                return i + 1, self._steps(tf.nest.map_structure(lambda stack: stack[i], batches))
+
+            return tf.while_loop(lambda i, _: i < end, body, (begin, no_outputs))[1]
+
+        return tf.function(run, autograph=False, jit_compile=True)
+
+
+def _zeros(spec: tf.TensorSpec) -> tf.Tensor:
+    return tf.zeros([0 if size is None else size for size in spec.shape], spec.dtype)

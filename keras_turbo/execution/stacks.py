@@ -1,0 +1,131 @@
+"""Batches from an iterator, several at a time as one stack."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+# One stack is trained on while the next two are made.
+_PREFETCHED_STACKS = 2
+
+
+@dataclasses.dataclass
+class Stack:
+    """Batches of one shape, of which some have been used.
+
+    Args:
+        batches: structure of tensors of shape (capacity, batch, ...).
+        begin: the first batch that is not used yet.
+        end: one past the last batch.
+    """
+
+    batches: Any
+    begin: int
+    end: int
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shape of each component of one batch."""
+        return tuple(tuple(component.shape[1:]) for component in tf.nest.flatten(self.batches))
+
+
+def why_not_stackable(element_spec: Any) -> str | None:
+    """Why batches of this structure can't be stacked for an XLA program; None if they can.
+
+    Args:
+        element_spec: structure of `tf.TypeSpec`s of a batch.
+    """
+    for path, spec in keras.tree.flatten_with_path(element_spec):
+        where = "the batch" if not path else "component " + ".".join(map(str, path))
+        if not isinstance(spec, tf.TensorSpec):
+            return f"{where} is no dense tensor ({type(spec).__name__.removesuffix('Spec')})"
+        if spec.dtype in (tf.string, tf.variant, tf.resource):
+            return f"{where} has dtype {spec.dtype.name}, which XLA does not know"
+        if spec.shape.rank is None:
+            return f"{where} is of unknown rank; tf.ensure_shape in its dataset makes it known"
+        if spec.shape.rank == 0:
+            return f"{where} has no batch axis"
+        unknown = [axis for axis in range(1, spec.shape.rank) if spec.shape[axis] is None]
+        if unknown:
+            return f"axis {unknown[0]} of {where} is of unknown length ({tuple(spec.shape)}); pad it to a fixed length"
+    return None
+
+
+class StackReader:
+    """Reads one iterator to its end in stacks; what one call leaves over, the next one gets.
+
+    An iterator that has a method `stacks(count)`, as that of a `FastDataset`, makes stacks itself. From any other one
+    batches are taken one by one and stacked in the background, some stacks ahead.
+
+    Args:
+        iterator: a `tf.data.Iterator` that has given no batch yet.
+        batches: batches in a stack, the most that `take` gives.
+    """
+
+    def __init__(self, iterator: tf.data.Iterator, batches: int) -> None:
+        # Whoever makes stacks reads from it.
+        self._iterator = iterator
+        make_stacks = getattr(iterator, "stacks", None)
+        own = None if make_stacks is None else make_stacks(batches)
+        self._stacks = _of_one_shape(own) if own is not None else _stacked(iterator, batches)
+        self._current: Stack | None = None
+
+    def take(self, most: int) -> Stack | None:
+        """The next batches, at least one and at most `most`, of one shape; None at the end."""
+        if self._current is None or self._current.begin == self._current.end:
+            self._current = next(self._stacks, None)
+            if self._current is None:
+                return None
+        taken = Stack(self._current.batches, self._current.begin, min(self._current.begin + most, self._current.end))
+        self._current.begin = taken.end
+        return taken
+
+
+def _of_one_shape(stacks: tf.data.Iterator) -> Iterator[Stack]:
+    for batches in stacks:
+        yield Stack(batches, 0, int(tf.nest.flatten(batches)[0].shape[0]))
+
+
+def _stacked(iterator: tf.data.Iterator, batches: int) -> Iterator[Stack]:
+    def next_batch(_: tf.Tensor) -> Any:
+        return iterator.get_next_as_optional()
+
+    def with_rows(batch: Any) -> tuple[Any, tf.Tensor]:
+        value = batch.get_value()
+        return value, tf.shape(tf.nest.flatten(value)[0])[0]
+
+    # The end of an iterator is an error, which a map function may not raise, so batches come as optionals.
+    one_by_one = tf.data.Dataset.range(tf.int64.max).map(tf.autograph.experimental.do_not_convert(next_batch))
+    one_by_one = one_by_one.take_while(tf.autograph.experimental.do_not_convert(lambda batch: batch.has_value()))
+    one_by_one = one_by_one.map(tf.autograph.experimental.do_not_convert(with_rows))
+    # The last batch may have fewer rows, and is filled up to be stacked with the others.
+    stacks = one_by_one.padded_batch(batches).prefetch(_PREFETCHED_STACKS)
+    options = tf.data.Options()
+    # Nothing here is parallel or worth being rewritten; the iterator that is read from keeps its own options.
+    options.autotune.enabled = False
+    options.experimental_optimization.apply_default_optimizations = False
+    for stack, rows in stacks.with_options(options):
+        yield from _split(stack, rows.numpy())
+
+
+def _split(stack: Any, rows: np.ndarray) -> Iterator[Stack]:
+    """Runs of batches with equally many rows, in their order."""
+    borders = [0, *(np.flatnonzero(np.diff(rows)) + 1), len(rows)]
+    pieces = deque(zip(borders[:-1], borders[1:], strict=True))
+    if len(pieces) == 1:
+        # As many as in the longest batch, so nothing is filled up.
+        yield Stack(stack, 0, len(rows))
+        return
+    for begin, end in pieces:
+        count = int(rows[begin])
+
+        def cut(component: tf.Tensor, begin: int = begin, end: int = end, count: int = count) -> tf.Tensor:
+            return component[begin:end, :count]
+
+        yield Stack(tf.nest.map_structure(cut, stack), 0, int(end - begin))
