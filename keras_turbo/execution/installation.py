@@ -46,20 +46,13 @@ def apply_setting(model: keras.Model, setting: ExecutionSetting) -> None:
         ValueError: a setting of ours for a model that only Keras' own loop can run; see `why_not_settable`.
     """
     remove_setting(model)
-    if setting.loop == "keras":
-        return
-    reason = why_not_settable(model)
-    if reason is not None:
-        raise ValueError(f"The model {model.name!r} can't run {setting.name}: {reason}.")
-    installation = _Installation(model, setting)
-    # Past Keras' __setattr__, which would keep account of it as a part of the model.
-    object.__setattr__(model, _ATTRIBUTE, installation)
-    installation.install()
+    if setting.loop != "keras":
+        Installation(model, setting).install()
 
 
 def remove_setting(model: keras.Model) -> None:
     """Gives the model back what `compile` set; does nothing where no setting was applied."""
-    installation = model.__dict__.pop(_ATTRIBUTE, None)
+    installation = model.__dict__.get(_ATTRIBUTE)
     if installation is not None:
         installation.remove()
 
@@ -81,7 +74,8 @@ def why_not_settable(model: keras.Model) -> str | None:
     if tf.distribute.has_strategy() or model.distribute_strategy is not tf.distribute.get_strategy():
         return f"it is under {type(model.distribute_strategy).__name__}, where steps run one at a time"
     for name in _MAKERS.values():
-        if getattr(type(model), name) is not getattr(keras.Model, name) or name in model.__dict__:
+        replaced = name in vars(model) and _ATTRIBUTE not in vars(model)
+        if replaced or getattr(type(model), name) is not getattr(keras.Model, name):
             return f"it has a {name} of its own"
     return None
 
@@ -131,10 +125,21 @@ class _BlockFunction:
         return outputs
 
 
-class _Installation:
-    """A setting in a model, and what it has to give back."""
+class Installation:
+    """A setting for a model, with all that is traced and compiled for it. It can be put in and taken out many times.
+
+    Args:
+        model: see `apply_setting`.
+        setting: one of ours, not that of Keras.
+
+    Raises:
+        ValueError: the model can only be run by Keras' own loop.
+    """
 
     def __init__(self, model: keras.Model, setting: ExecutionSetting) -> None:
+        reason = "that is Keras' own loop" if setting.loop == "keras" else why_not_settable(model)
+        if reason is not None:
+            raise ValueError(f"The model {model.name!r} can't run {setting.name}: {reason}.")
         self.setting = setting
         self._model = model
         self._before = (model.steps_per_execution, model.jit_compile)
@@ -143,7 +148,12 @@ class _Installation:
         self._functions: dict[str, Any] = {}
 
     def install(self) -> None:
+        """Puts it in, in place of another one."""
         model, setting = self._model, self.setting
+        remove_setting(model)
+        self._before = (model.steps_per_execution, model.jit_compile)
+        # Past Keras' __setattr__, which would keep account of it as a part of the model.
+        object.__setattr__(model, _ATTRIBUTE, self)
         model.steps_per_execution = setting.steps_per_execution
         if setting.loop == "graph":
             model.jit_compile = setting.jit_compile
@@ -156,14 +166,15 @@ class _Installation:
             self._replace(maker, functools.partial(self._make, attribute))
 
     def remove(self) -> None:
+        """Takes it out; the model is again as `compile` set it up."""
         model = self._model
-        for name in self._replaced:
+        for name in [*self._replaced, _ATTRIBUTE]:
             model.__dict__.pop(name, None)
+        self._replaced.clear()
         model.steps_per_execution, model.jit_compile = self._before
         self._forget_functions()
 
     def _forget_functions(self) -> None:
-        self._functions.clear()
         for attribute in _MAKERS:
             setattr(self._model, attribute, None)
 

@@ -1,0 +1,95 @@
+"""Which settings are worth measuring for a model and its data."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, get_args
+
+
+from keras_turbo.execution.setting import ExecutionSetting
+from keras_turbo.execution.stacks import why_not_stackable
+
+Kind = Literal["multi_step", "jit", "xla_loop"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+# From here on one execution takes so long that nothing is left to gain, and Ctrl+C and progress bars wait for it.
+_LONGEST_EXECUTION_MS = 500.0
+# What a call of Keras' train function and its callbacks cost (facts measured on one machine: 0.5 to 1.3 ms); a block
+# of steps should make it less than a hundredth of their time.
+_DISPATCH_MS = 0.8
+_MOST_STEPS = 128
+_MOST_STACK_BYTES = 64 << 20
+
+
+def candidate_settings(
+    *,
+    allow: tuple[Kind, ...],
+    stock_ms: float,
+    num_batches: int | None,
+    batch_bytes: int,
+    element_spec: Any,
+    every_batch: bool,
+) -> tuple[list[ExecutionSetting], dict[str, str]]:
+    """The settings to measure, those most likely to win first.
+
+    Args:
+        allow: kinds of settings.
+        stock_ms: milliseconds a step as `compile` set the model up.
+        num_batches: batches in an epoch; None where unknown.
+        batch_bytes: size of a batch.
+        element_spec: structure of `tf.TypeSpec`s of a batch.
+        every_batch: whether a callback must be called for each batch.
+
+    Returns:
+        The settings, and for kinds that can't be why not.
+    """
+    left_out: dict[str, str] = {}
+    lengths = [1] if every_batch else block_lengths(stock_ms, num_batches)
+    stack_lengths = [1] if every_batch else _within_bytes(lengths, batch_bytes)
+    settings = []
+    if "xla_loop" in allow:
+        reason = why_not_stackable(element_spec)
+        if reason is None:
+            settings += [ExecutionSetting("xla", length) for length in stack_lengths]
+        else:
+            left_out["steps in one XLA program"] = reason
+    if "multi_step" in allow:
+        if lengths[0] > 1:
+            settings.append(ExecutionSetting("graph", lengths[0]))
+        else:
+            left_out["steps in a graph loop"] = (
+                "a callback needs every batch" if every_batch else "one step takes as long as an execution should"
+            )
+    if "jit" in allow:
+        settings.append(ExecutionSetting("graph", lengths[0], jit_compile=True))
+        if "multi_step" not in allow and lengths[0] > 1:
+            settings[-1] = ExecutionSetting("graph", 1, jit_compile=True)
+    return settings, left_out
+
+
+def block_lengths(stock_ms: float, num_batches: int | None) -> list[int]:
+    """Numbers of steps for one execution, the longest first.
+
+    A divisor of the epoch is preferred: Keras then tells callbacks the right batch at the epoch's end.
+
+    Args:
+        stock_ms: milliseconds a step, with Keras' dispatch.
+        num_batches: batches in an epoch; None where unknown.
+    """
+    alone = max(stock_ms - _DISPATCH_MS, 0.05)
+    wanted = math.ceil(100 * _DISPATCH_MS / alone)
+    longest = max(1, min(_MOST_STEPS, wanted, int(_LONGEST_EXECUTION_MS / alone)))
+    lengths = [longest, max(1, longest // 8)]
+    if num_batches:
+        lengths = [_near_divisor(min(length, num_batches), num_batches) for length in lengths]
+    return list(dict.fromkeys(lengths))
+
+
+def _near_divisor(length: int, num_batches: int) -> int:
+    near = [divisor for divisor in range(length, length // 2, -1) if num_batches % divisor == 0]
+    return near[0] if near else length
+
+
+def _within_bytes(lengths: list[int], batch_bytes: int) -> list[int]:
+    most = max(1, _MOST_STACK_BYTES // max(batch_bytes, 1))
+    return list(dict.fromkeys(min(length, most) for length in lengths))

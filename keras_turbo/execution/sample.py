@@ -1,0 +1,224 @@
+"""A few batches of the user's own data, in memory, to measure a model with."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_turbo.execution.stacks import why_not_stackable
+from keras_turbo.execution.unread_copy import unread_copy
+
+# As much as a few stacks that are kept ready anyway.
+_MOST_BYTES = 64 << 20
+_LOOP_STEPS = 32
+
+
+class Sample:
+    """Batches of the data that a model is to be trained on.
+
+    Args:
+        data: what `fit` takes as `x`: a dataset of batches or a `PyDataset`; or a tuple `(x, y)` or
+            `(x, y, sample_weight)` of arrays.
+        batch_size: examples a batch; for arrays alone.
+        most_batches: how many to keep, if the data has as many and they take little memory.
+
+    Raises:
+        TypeError: other data; a generator, which reading would use up.
+        ValueError: data without batches.
+
+    Attributes:
+        num_batches: batches in an epoch; None where that is not known, or endless.
+        element_spec: structure of `tf.TypeSpec`s of a batch, as the data's dataset has it.
+        stack: structure of tensors of shape (batches, batch, ...); None where batches differ in shape.
+        batch_rows: examples in the first batch.
+        batch_bytes: size of the first batch.
+    """
+
+    def __init__(self, data: Any, *, batch_size: int, most_batches: int) -> None:
+        dataset, self.num_batches = _as_dataset(data, batch_size)
+        self._dataset, self._put_back = _to_look_at(dataset)
+        self.element_spec = dataset.element_spec
+        try:
+            self._batches = self._read(most_batches)
+        finally:
+            self._put_back()
+        if not self._batches:
+            raise ValueError("`data` has no batches. Expected at least one batch to measure the model with.")
+        self.batch_rows = int(tf.shape(_components(self._batches[0])[0])[0])
+        self.batch_bytes = _bytes_of(self._batches[0])
+        self.stack = self._stacked()
+
+    def _read(self, most_batches: int) -> list[Any]:
+        batches = []
+        taken = 0
+        for batch in self._dataset.take(most_batches):
+            taken += _bytes_of(batch)
+            batches.append(batch)
+            if taken > _MOST_BYTES:
+                break
+        return batches
+
+    def _stacked(self) -> Any:
+        # The last batch may be smaller. Whether the others are alike decides.
+        shapes = [[tuple(component.shape) for component in _components(batch)] for batch in self._batches]
+        alike = [batch for batch, shape in zip(self._batches, shapes, strict=True) if shape == shapes[0]]
+        if why_not_stackable(self.element_spec) is not None or len(alike) < len(self._batches) - 1:
+            return None
+        return tf.nest.map_structure(lambda *components: tf.stack(components), *alike)
+
+    def dataset(self, steps: int) -> tf.data.Dataset:
+        """These batches again and again: so many of them, at next to no cost."""
+        if self.stack is not None:
+            return _RepeatedStack(self.stack, self.element_spec, steps)
+        batches = [tf.data.Dataset.from_tensors(batch) for batch in self._batches]
+        whole = batches[0]
+        for batch in batches[1:]:
+            whole = whole.concatenate(batch)
+        return whole.cache().repeat().take(steps)
+
+    def input_ms(self, seconds: float) -> float:
+        """Milliseconds that the data itself takes for a batch, measured for about so long, or one epoch of it."""
+        # In a graph, since a batch handed to Python costs as much as many a pipeline.
+        @tf.function(autograph=False)
+        def pull(iterator: tf.data.Iterator) -> tf.Tensor:
+            def body(count: tf.Tensor, batch: Any) -> tuple[tf.Tensor, Any]:
+                with tf.control_dependencies(tf.nest.flatten(batch.get_value(), expand_composites=True)):
+                    count += 1
+                return count, tf.cond(count < _LOOP_STEPS, iterator.get_next_as_optional, lambda: batch)
+
+            return tf.while_loop(
+                lambda count, batch: tf.logical_and(count < _LOOP_STEPS, batch.has_value()),
+                body,
+                (tf.constant(0), iterator.get_next_as_optional()),
+            )[0]
+
+        try:
+            iterator = iter(self._dataset)
+            pull(iterator)
+            start, count = time.perf_counter(), 0
+            while time.perf_counter() - start < seconds:
+                pulled = int(pull(iterator))
+                count += pulled
+                if pulled < _LOOP_STEPS:
+                    break
+            return (time.perf_counter() - start) / count * 1e3 if count else math.nan
+        finally:
+            self._put_back()
+
+
+class _RepeatedStack(tf.data.Dataset):
+    """The batches of a stack again and again, one by one or in stacks."""
+
+    def __init__(self, stack: Any, element_spec: Any, steps: int) -> None:
+        self._stack = stack
+        self._steps = steps
+        self._batches = self._fast(tf.data.Dataset.from_tensor_slices(stack).repeat().take(steps))
+        self._element_spec = element_spec
+        super().__init__(self._batches._variant_tensor)  # pyright: ignore[reportCallIssue]
+
+    @property
+    def element_spec(self) -> Any:
+        return self._element_spec
+
+    def _inputs(self) -> list[tf.data.Dataset]:
+        return [self._batches]
+
+    def __iter__(self) -> tf.data.Iterator:
+        iterator = super().__iter__()
+        object.__setattr__(iterator, "stacks", self._stacks)
+        return iterator
+
+    def _stacks(self, count: int) -> tf.data.Iterator:
+        return iter(self._fast(self._batches.batch(count)))
+
+    @staticmethod
+    def _fast(dataset: tf.data.Dataset) -> tf.data.Dataset:
+        options = tf.data.Options()
+        options.autotune.enabled = False
+        return dataset.prefetch(2).with_options(options)
+
+
+def _bytes_of(batch: Any) -> int:
+    return sum(component.shape.num_elements() * component.dtype.size for component in _components(batch))
+
+
+def _components(batch: Any) -> list[tf.Tensor]:
+    return tf.nest.flatten(batch, expand_composites=True)
+
+
+def _as_dataset(data: Any, batch_size: int) -> tuple[tf.data.Dataset, int | None]:
+    """The data as a dataset of batches, and their number in an epoch, None where there is none."""
+    if isinstance(data, tf.data.Dataset):
+        batches = int(data.cardinality())
+        return data, batches if batches >= 0 else None
+    if isinstance(data, keras.utils.PyDataset):
+        batches = data.num_batches
+        spec = tf.nest.map_structure(_spec_of, _as_tuple(data[0]))
+
+        def read() -> Iterable[Any]:
+            return (_as_tuple(data[i]) for i in (itertools.count() if batches is None else range(batches)))
+
+        return tf.data.Dataset.from_generator(read, output_signature=spec), batches
+    if isinstance(data, tuple) and 1 <= len(data) <= 3 and all(_is_array(part) for part in data):
+        rows = {len(component) for part in data for component in keras.tree.flatten(part)}
+        if len(rows) != 1:
+            raise ValueError(f"The arrays in `data` must have equally many examples. Received: {sorted(rows)}.")
+        parts = keras.tree.map_structure(_as_fit_takes, data)
+        dataset = tf.data.Dataset.from_tensor_slices(parts).batch(batch_size)
+        return dataset, math.ceil(rows.pop() / batch_size)
+    hint = ""
+    if hasattr(data, "__next__"):
+        hint = " A generator would be used up by being measured: make a tf.data.Dataset of it (from_generator)."
+    elif _is_array(data):
+        hint = " Give arrays as a tuple: (x, y)."
+    raise TypeError(
+        "`data` must be a FastDataset, a tf.data.Dataset of batches, a keras.utils.PyDataset or a tuple of arrays "
+        f"(x, y) or (x, y, sample_weight). Received: {type(data).__name__}.{hint}"
+    )
+
+
+def _to_look_at(dataset: tf.data.Dataset) -> tuple[tf.data.Dataset, Callable[[], None]]:
+    """What to read in place of a dataset, and what to call after it, so that the dataset has not moved on."""
+    if hasattr(dataset, "epochs_begun"):
+        epochs = dataset.epochs_begun
+
+        def put_back() -> None:
+            dataset.epochs_begun = epochs
+
+        return dataset, put_back
+    copy = unread_copy(dataset)
+    if copy is None:
+        warnings.warn(
+            "This dataset can't be copied, so a few batches are read from the dataset itself: if it shuffles, its epochs "
+            "from now on have another order than without tune().",
+            stacklevel=4,
+        )
+    return copy or dataset, lambda: None
+
+
+def _is_array(part: Any) -> bool:
+    leaves = keras.tree.flatten(part)
+    return bool(leaves) and all(hasattr(leaf, "shape") and hasattr(leaf, "dtype") and len(leaf.shape) for leaf in leaves)
+
+
+def _as_fit_takes(array: Any) -> Any:
+    """Floating-point arrays in Keras' floatx, as in `fit(x, y)`."""
+    array = np.asarray(array)
+    return array.astype(keras.config.floatx()) if np.issubdtype(array.dtype, np.floating) else array
+
+
+def _as_tuple(batch: Any) -> tuple:
+    return tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
+
+
+def _spec_of(array: Any) -> tf.TensorSpec:
+    array = np.asarray(array)
+    return tf.TensorSpec([None, *array.shape[1:]], array.dtype)

@@ -1,0 +1,240 @@
+"""Measures how the steps of a model run fastest, and leaves the model set so."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import time
+from typing import Any, Literal, get_args
+
+import keras
+import tensorflow as tf
+
+from keras_turbo.execution.batch_callbacks import needs_every_batch
+from keras_turbo.execution.candidates import KINDS, Kind, candidate_settings
+from keras_turbo.execution.installation import apply_setting, remove_setting, why_not_settable
+from keras_turbo.execution.programs import Steps
+from keras_turbo.execution.race import Candidate, Race
+from keras_turbo.execution.results_file import ResultsFile, result_key
+from keras_turbo.execution.sample import Sample
+from keras_turbo.execution.setting import ExecutionSetting
+from keras_turbo.execution.training_state import TrainingState
+from keras_turbo.execution.tune_report import CandidateFigures, TuneReport
+
+Objective = Literal["throughput", "memory"]
+
+# A gain below this is within what two runs of the same code differ by, on a quiet machine.
+_LEAST_GAIN = 0.03
+# A candidate of which compiling took longer than this share of the budget is not compiled for a second block length.
+_COSTLY_COMPILE = 0.2
+# How much of the budget may pass before nothing new is compiled; the rest is for turns.
+_ENTRY_SHARE = 0.6
+_INPUT_SHARE = 0.05
+_SAMPLE_BATCHES = 128
+
+
+def tune(
+    model: keras.Model,
+    data: Any,
+    *,
+    batch_size: int = 32,
+    budget_seconds: float = 30.0,
+    objective: Objective = "throughput",
+    allow: tuple[Kind, ...] = KINDS,
+    callbacks: Any = None,
+    results_file: str | os.PathLike | None = None,
+) -> TuneReport:
+    """Measures how the steps of a model run fastest on this machine, and sets the model so for `fit`.
+
+    Stock `fit` calls TensorFlow from Python for each step, which takes longer than the step of a small model. Several
+    steps in one call, or XLA, make one model many times faster and another one slower. So the settings are tried, in
+    turns, inside `fit`, on batches of the data, and the fastest stays. Nothing else is changed: weights, the
+    optimizer's variables, metrics, seeds and the position of the data are afterwards as before.
+
+    The setting holds until `compile` is called again. It is not saved with the model.
+
+    Example:
+
+    ```python
+    model.compile("adam", "mse")
+    print(keras_turbo.tune(model, train))
+    model.fit(train, epochs=10)
+    ```
+
+    Args:
+        model: a compiled model. If it is not built yet, it is built from the data.
+        data: what `fit` will get: a `FastDataset`, a `tf.data.Dataset` of batches, a `keras.utils.PyDataset`, or a
+            tuple `(x, y)` or `(x, y, sample_weight)` of arrays.
+        batch_size: examples a batch, default 32. For arrays; a dataset has batches of its own.
+        budget_seconds: how long to measure, default 30. A compilation that has begun is waited for.
+        objective: "throughput" (default): the least time for a step. "memory": the least memory, among those that are
+            not slower than stock.
+        allow: what may be tried, default all: "multi_step" (several steps in a graph loop), "jit" (steps compiled by
+            XLA), "xla_loop" (several steps in one XLA program).
+        callbacks: those that `fit` will get. One with the attribute `needs_every_batch = True` keeps one step at a
+            time.
+        results_file: JSON file in which results are kept by model, data, devices and versions, and looked up. Default
+            None: measure.
+
+    Returns:
+        The figures of each setting, which print as a table.
+
+    Raises:
+        TypeError: `model` or `data` of another kind.
+        ValueError: a model that is not compiled; another value of an argument.
+    """
+    start = time.perf_counter()
+    _check(model, batch_size, budget_seconds, objective, allow)
+    sample = Sample(data, batch_size=batch_size, most_batches=_SAMPLE_BATCHES)
+    every_batch = needs_every_batch(callbacks)
+    remove_setting(model)
+    _build(model, sample)
+    file, key = None, ""
+    if results_file is not None:
+        file = ResultsFile(results_file)
+        asked = {"objective": objective, "allow": sorted(allow), "every_batch": every_batch}
+        key = result_key(model, sample, asked)
+        known = file.look_up(key)
+        if known is not None and (known.winner.loop == "keras" or why_not_settable(model) is None):
+            apply_setting(model, known.winner)
+            return known
+    report = _measured(model, sample, start, float(budget_seconds), objective, allow, every_batch)
+    if file is not None:
+        file.keep(key, report)
+    return report
+
+
+def _check(model: Any, batch_size: Any, budget_seconds: Any, objective: Any, allow: Any) -> None:
+    if not isinstance(model, keras.Model):
+        raise TypeError(f"`model` must be a keras.Model. Received: {type(model).__name__}.")
+    if not model.compiled:
+        raise ValueError(f"The model {model.name!r} must be compiled before it is tuned: call its compile() first.")
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise ValueError(f"`batch_size` must be an integer from 1. Received: {batch_size!r}.")
+    if isinstance(budget_seconds, bool) or not isinstance(budget_seconds, (int, float)) or not budget_seconds > 0:
+        raise ValueError(f"`budget_seconds` must be a number of seconds above 0. Received: {budget_seconds!r}.")
+    if objective not in get_args(Objective):
+        raise ValueError(f"`objective` must be one of {get_args(Objective)}. Received: {objective!r}.")
+    unknown = [kind for kind in ([allow] if isinstance(allow, str) else allow) if kind not in KINDS]
+    if isinstance(allow, str) or unknown:
+        raise ValueError(f"`allow` must be a tuple with some of {KINDS}. Received: {allow!r}.")
+
+
+def _build(model: keras.Model, sample: Sample) -> None:
+    """Creates all variables that training needs, as the first step of `fit` would, without a step."""
+    with model.distribute_strategy.scope() if tf.distribute.has_strategy() else contextlib.nullcontext():
+        Steps(model, model.train_step, lambda batch: None).output_spec(sample.element_spec)
+
+
+def _measured(
+    model: keras.Model,
+    sample: Sample,
+    start: float,
+    budget_seconds: float,
+    objective: Objective,
+    allow: tuple[Kind, ...],
+    every_batch: bool,
+) -> TuneReport:
+    deadline = start + budget_seconds
+    state = TrainingState(model)
+    race = Race(model, sample, state)
+    try:
+        stock = race.enter(ExecutionSetting())
+        candidates, left_out = [stock], {}
+        reason = why_not_settable(model)
+        if reason is not None:
+            left_out["anything but Keras' own loop"] = reason
+        else:
+            settings, left_out = candidate_settings(
+                allow=allow,
+                stock_ms=stock.step_ms,
+                num_batches=sample.num_batches,
+                batch_bytes=sample.batch_bytes,
+                element_spec=sample.element_spec,
+                every_batch=every_batch,
+            )
+            for setting in settings:
+                reason = _why_not_now(setting, candidates, start, budget_seconds)
+                if reason is None:
+                    candidates.append(race.enter(setting))
+                else:
+                    left_out[setting.name] = reason
+        input_ms = sample.input_ms(_INPUT_SHARE * budget_seconds)
+        race.run([each for each in candidates if each.failed is None], deadline)
+        winner = _choose(candidates, objective)
+    finally:
+        # Keras' own functions were traced for the state that is put back, and may stay.
+        remove_setting(model)
+        state.restore()
+    race.keep(winner.setting)
+    return TuneReport(
+        candidates=tuple(_figures(each) for each in candidates),
+        winner=winner.setting,
+        speedup=stock.step_ms / winner.step_ms,
+        input_ms=input_ms,
+        input_limits=input_ms >= winner.step_ms,
+        left_out=left_out,
+        notes=tuple(_notes(model, sample, winner, input_ms)),
+        seconds=time.perf_counter() - start,
+    )
+
+
+def _why_not_now(
+    setting: ExecutionSetting, candidates: list[Candidate], start: float, budget_seconds: float
+) -> str | None:
+    """Why a setting is not compiled any more; None if it is."""
+    if time.perf_counter() - start > _ENTRY_SHARE * budget_seconds:
+        return f"the budget of {budget_seconds:g} s was nearly spent; budget_seconds gives more"
+    for each in candidates:
+        if each.setting.loop == setting.loop and each.setting.jit_compile == setting.jit_compile:
+            if each.failed is not None:
+                return "it failed with another number of steps"
+            if each.compile_seconds > _COSTLY_COMPILE * budget_seconds:
+                return f"compiling it takes {each.compile_seconds:.1f} s; budget_seconds gives more"
+    return None
+
+
+def _choose(candidates: list[Candidate], objective: Objective) -> Candidate:
+    stock = candidates[0]
+    able = [each for each in candidates if each.failed is None]
+    if objective == "memory":
+        as_fast = [each for each in able if each.step_ms <= stock.step_ms * (1 + _LEAST_GAIN)]
+        return min(as_fast, key=lambda each: math.inf if each.memory_mb is None else each.memory_mb)
+    best = min(able, key=lambda each: each.step_ms)
+    # Its usual turn must be faster than the best that stock managed.
+    return best if best.step_ms < min(stock.turns_ms) * (1 - _LEAST_GAIN) else stock
+
+
+def _figures(candidate: Candidate) -> CandidateFigures:
+    able = candidate.failed is None
+    return CandidateFigures(
+        setting=candidate.setting,
+        step_ms=candidate.step_ms if able else None,
+        spread=(max(candidate.turns_ms) - min(candidate.turns_ms)) / candidate.step_ms if able else 0.0,
+        compile_seconds=candidate.compile_seconds,
+        memory_mb=candidate.memory_mb,
+        failed=candidate.failed,
+    )
+
+
+def _notes(model: keras.Model, sample: Sample, winner: Candidate, input_ms: float) -> list[str]:
+    notes = []
+    steps = winner.setting.steps_per_execution
+    if input_ms >= winner.step_ms:
+        notes.append(
+            "The data is what limits: no setting of the model helps beyond it. A FastDataset with a cache, or less work "
+            "for each batch in the dataset, does; FastDataset.report() shows its slowest stage."
+        )
+    if steps > 1:
+        notes.append(f"Callbacks are called once for {steps} batches, and stop_training is looked at as often.")
+        if sample.num_batches and sample.num_batches % steps:
+            notes.append(
+                f"An epoch of {sample.num_batches} batches is no multiple of {steps}: Keras tells callbacks a batch "
+                "index beyond the last in the last execution. Count steps by optimizer.iterations."
+            )
+    if winner.setting.jit_compile:
+        notes.append("XLA adds in another order: losses and weights agree to about 1e-6 of their size a step.")
+        if any("seed" in variable.path.lower() for variable in model.non_trainable_variables):
+            notes.append("XLA draws other random numbers for dropout and its like, from the same seeds.")
+    return notes

@@ -1,0 +1,121 @@
+"""What `tune()` measured and chose, as a table and as plain values."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import math
+from typing import IO, Any
+
+from keras_turbo.execution.setting import ExecutionSetting
+
+
+@dataclasses.dataclass(frozen=True)
+class CandidateFigures:
+    """One setting.
+
+    Attributes:
+        setting: how steps run.
+        step_ms: milliseconds a step inside `fit`, callbacks included, on batches that are ready; None if it failed.
+        spread: how far apart its turns were, as a share of the median.
+        compile_seconds: tracing and compiling, once.
+        memory_mb: peak on the GPUs, or what the process grew by at its largest; None where unknown.
+        failed: why it can't run; None if it can.
+    """
+
+    setting: ExecutionSetting
+    step_ms: float | None
+    spread: float
+    compile_seconds: float
+    memory_mb: float | None
+    failed: str | None
+
+
+@dataclasses.dataclass(frozen=True)
+class TuneReport:
+    """What `tune()` returns.
+
+    Attributes:
+        candidates: all settings measured; the first is the model as `compile` set it up.
+        winner: the setting that the model has now.
+        speedup: stock milliseconds a step over the winner's, 1.0 where the stock setting stays.
+        input_ms: milliseconds that the data takes for a batch, measured alone; None where it was not measured.
+        input_limits: whether the data takes longer for a batch than the winner for a step.
+        left_out: kinds of settings that could not be tried, and why.
+        notes: what is worth knowing about the choice.
+        seconds: what `tune()` took.
+        reused: whether the result was read from a file.
+    """
+
+    candidates: tuple[CandidateFigures, ...]
+    winner: ExecutionSetting
+    speedup: float
+    input_ms: float | None
+    input_limits: bool
+    left_out: dict[str, str]
+    notes: tuple[str, ...]
+    seconds: float
+    reused: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """All figures, made of JSON's types."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> TuneReport:
+        """The report that `to_dict` wrote.
+
+        Raises:
+            KeyError, TypeError, ValueError: other values.
+        """
+        candidates = tuple(
+            CandidateFigures(**{**each, "setting": ExecutionSetting(**each["setting"])}) for each in values["candidates"]
+        )
+        changed = {
+            "candidates": candidates,
+            "winner": ExecutionSetting(**values["winner"]),
+            "notes": tuple(values["notes"]),
+        }
+        return cls(**{**values, **changed})
+
+    def print(self, file: IO[str] | None = None) -> None:
+        """Prints the table, to standard output by default."""
+        import rich.console
+        import rich.table
+
+        table = rich.table.Table(title="tune(): how the steps of this model run")
+        table.add_column("setting")
+        for heading in ("ms a step", "times stock", "compile s", "memory MB"):
+            table.add_column(heading, justify="right")
+        stock_ms = self.candidates[0].step_ms
+        for each in self.candidates:
+            mark = " (chosen)" if each.setting == self.winner else ""
+            if each.step_ms is None:
+                table.add_row(each.setting.name, "failed", "", f"{each.compile_seconds:.1f}", "")
+                continue
+            table.add_row(
+                each.setting.name + mark,
+                f"{each.step_ms:.3f} ±{each.spread:.0%}",
+                "" if stock_ms is None else f"{stock_ms / each.step_ms:.2f}",
+                f"{each.compile_seconds:.1f}",
+                "" if each.memory_mb is None else f"{each.memory_mb:,.0f}",
+            )
+        console = rich.console.Console(file=file)
+        console.print(table)
+        for line in self._lines():
+            console.print(line, soft_wrap=True, markup=False, highlight=False)
+
+    def _lines(self) -> list[str]:
+        lines = [f"Failed: {each.setting.name}: {each.failed}" for each in self.candidates if each.failed is not None]
+        lines += [f"Not tried: {kind}: {reason}" for kind, reason in self.left_out.items()]
+        if self.input_ms is not None and math.isfinite(self.input_ms):
+            lines.append(f"The data takes {self.input_ms:.3f} ms for a batch.")
+        lines += self.notes
+        took = "read from the file" if self.reused else f"took {self.seconds:.1f} s"
+        lines.append(f"The model runs {self.winner.name}: {self.speedup:.2f} x stock ({took}).")
+        return lines
+
+    def __str__(self) -> str:
+        text = io.StringIO()
+        self.print(text)
+        return text.getvalue()
