@@ -20,6 +20,7 @@ from keras_turbo.execution.training_state import TrainingState
 # After a first turn, what is so much slower than the best gets no more turns.
 _HOPELESS = 1.5
 _ROUNDS = 5
+_LONGEST_TURN_SECONDS = 1.0
 _LONGEST_REASON = 300
 
 
@@ -77,7 +78,7 @@ class Race:
         except Exception as error:  # whatever a user's model and TensorFlow raise is a reason not to take the setting
             if setting.loop == "keras":
                 raise
-            candidate.failed = _reason(error)
+            candidate.failed = short_reason(error)
             candidate.compile_seconds = time.perf_counter() - start
             return candidate
         candidate.compile_seconds = max(0.0, first_seconds - ms * steps / 1e3)
@@ -96,7 +97,7 @@ class Race:
             ]
             turn_seconds = (deadline - time.perf_counter()) / ((_ROUNDS - round_number) * len(racing))
             for candidate in racing:
-                seconds = min(turn_seconds, 2.0)
+                seconds = min(turn_seconds, _LONGEST_TURN_SECONDS)
                 execution_seconds = candidate.step_ms * candidate.setting.steps_per_execution / 1e3
                 if time.perf_counter() + 3 * execution_seconds > deadline:
                     return
@@ -108,7 +109,7 @@ class Race:
         model, setting = self._model, candidate.setting
         self._put_in(setting)
         steps = model.steps_per_execution
-        clock = _Clock()
+        clock = StepClock()
         start = time.perf_counter()
         try:
             with warnings.catch_warnings():
@@ -120,8 +121,7 @@ class Race:
         finally:
             self._take_out(setting)
             self._state.restore()
-        first, last = clock.ends[0], clock.ends[-1]
-        return (last - first) / ((len(clock.ends) - 1) * steps) * 1e3, first - start, steps
+        return clock.step_ms(steps), clock.ends[0] - start, steps
 
     def _put_in(self, setting: ExecutionSetting) -> None:
         if setting.loop == "keras":
@@ -142,8 +142,12 @@ class Race:
         self._put_in(setting)
 
 
-class _Clock(keras.callbacks.Callback):
-    """The time at the end of each execution."""
+class StepClock(keras.callbacks.Callback):
+    """The time at the end of each execution.
+
+    Attributes:
+        ends: seconds of `time.perf_counter`.
+    """
 
     needs_every_batch = False
 
@@ -154,8 +158,13 @@ class _Clock(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.ends.append(time.perf_counter())
 
+    def step_ms(self, steps_per_execution: int) -> float:
+        """Milliseconds a step, without the first execution, which compiles."""
+        return (self.ends[-1] - self.ends[0]) / ((len(self.ends) - 1) * steps_per_execution) * 1e3
 
-def _reason(error: Exception) -> str:
+
+def short_reason(error: Exception) -> str:
+    """What an error says, in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     # TensorFlow puts where in a graph it happened before what happened.
     told = [line for line in lines if not line.startswith(("Graph execution error", "Detected at node", "File ", "at "))]

@@ -38,6 +38,7 @@ class Sample:
         num_batches: batches in an epoch; None where that is not known, or endless.
         element_spec: structure of `tf.TypeSpec`s of a batch, as the data's dataset has it.
         stack: structure of tensors of shape (batches, batch, ...); None where batches differ in shape.
+        first_batch: structure of tensors.
         batch_rows: examples in the first batch.
         batch_bytes: size of the first batch.
     """
@@ -52,8 +53,9 @@ class Sample:
             self._put_back()
         if not self._batches:
             raise ValueError("`data` has no batches. Expected at least one batch to measure the model with.")
-        self.batch_rows = int(tf.shape(_components(self._batches[0])[0])[0])
-        self.batch_bytes = _bytes_of(self._batches[0])
+        self.first_batch = self._batches[0]
+        self.batch_rows = int(tf.shape(_components(self.first_batch)[0])[0])
+        self.batch_bytes = _bytes_of(self.first_batch)
         self.stack = self._stacked()
 
     def _read(self, most_batches: int) -> list[Any]:
@@ -77,7 +79,7 @@ class Sample:
     def dataset(self, steps: int) -> tf.data.Dataset:
         """These batches again and again: so many of them, at next to no cost."""
         if self.stack is not None:
-            return _RepeatedStack(self.stack, self.element_spec, steps)
+            return RepeatedStack(self.stack, self.element_spec, steps)
         batches = [tf.data.Dataset.from_tensors(batch) for batch in self._batches]
         whole = batches[0]
         for batch in batches[1:]:
@@ -114,8 +116,14 @@ class Sample:
             self._put_back()
 
 
-class _RepeatedStack(tf.data.Dataset):
-    """The batches of a stack again and again, one by one or in stacks."""
+class RepeatedStack(tf.data.Dataset):
+    """The batches of a stack again and again, one by one or in stacks.
+
+    Args:
+        stack: structure of tensors of shape (batches, batch, ...).
+        element_spec: structure of `tf.TypeSpec`s of a batch, as Keras shall see it.
+        steps: batches in an epoch.
+    """
 
     def __init__(self, stack: Any, element_spec: Any, steps: int) -> None:
         self._stack = stack
