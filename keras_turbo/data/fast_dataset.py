@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from keras_turbo.data.assembly import assemble, source_of
 from keras_turbo.data.class_weights import with_all_classes
+from keras_turbo.data.epochs import Epochs
 from keras_turbo.data.example_order import ExampleOrder
 from keras_turbo.data.failures import SkippedExample
 from keras_turbo.data.images import RandomResizedCrop
@@ -269,6 +270,7 @@ class FastDataset(tf.data.Dataset):
         self._pipeline, self._dataset = assemble(
             source, self._settings, order=order, like=None if like is None else like._pipeline
         )
+        self._epochs = Epochs(self._pipeline, self._dataset)
         # What pyright takes for the base class is a front of it.
         super().__init__(self._dataset._variant_tensor)  # pyright: ignore[reportCallIssue]
 
@@ -281,6 +283,26 @@ class FastDataset(tf.data.Dataset):
 
     def _inputs(self) -> list[tf.data.Dataset]:
         return [self._dataset]
+
+    def __iter__(self) -> tf.data.Iterator:
+        """As `tf.data.Dataset.__iter__`; the iterator has one more method, `stacks(count)`.
+
+        As long as the iterator is unread, `iterator.stacks(count)` gives another one over the same epoch, for train
+        functions that run several steps at a time: the same batches in stacks of `count`, each tensor of shape
+        `(count, batch, ...)`. The last full batches may be fewer, and a last batch that is not full comes alone, as
+        `(1, rows, ...)`. It gives None where batches can't be stacked: with `batch_size=None`, for a `tf.data.Dataset`
+        without a store, and for tensors whose shapes differ.
+        """
+        stored = self._epochs.stored() if tf.executing_eagerly() else None
+        iterator = super().__iter__() if stored is None else iter(stored)
+        # An attribute, since what TensorFlow takes for an iterator in a train function is its own class alone. The
+        # bound method also holds the dataset.
+        iterator.stacks = self._stacks
+        return iterator
+
+    def _stacks(self, count: int) -> tf.data.Iterator | None:
+        stacks = self._epochs.stacks(count)
+        return None if stacks is None else iter(stacks)
 
     def map(self, map_func: Callable, *args: Any, **kwargs: Any) -> tf.data.Dataset:
         """As `tf.data.Dataset.map`; `class_weight` of `fit` may leave classes out, which then weigh 1."""

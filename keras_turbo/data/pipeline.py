@@ -62,6 +62,7 @@ class Pipeline:
     parallel_calls: int
     fill_store: Callable[[], None] | None = None
     counter: EpochCounter = dataclasses.field(default_factory=EpochCounter)
+    _store_has_all: bool = dataclasses.field(default=False, init=False)
 
     @property
     def may_skip(self) -> bool:
@@ -75,19 +76,25 @@ class Pipeline:
             return num_examples
         return num_examples // self.batch_size if self.drop_remainder else math.ceil(num_examples / self.batch_size)
 
-    def dataset(self) -> tf.data.Dataset:
+    def dataset(self, *, stacked: int | None = None, only_stored: bool = False) -> tf.data.Dataset:
         """The whole: a dataset of batches, a new epoch each time it is iterated.
 
         What TensorFlow instantiates anew for each iterator is kept small, since a short epoch is over in a few
         hundredths of a second: few functions, and none of those that load examples once the store is complete.
+
+        Args:
+            stacked: how many batches to put together along a new first axis, as elements of shape
+                `(stacked, batch, ...)`. The last full batches may be fewer, and a last batch that is not full comes
+                alone, as `(1, rows, ...)`. None: batches as they are.
+            only_stored: whether to leave out what loads examples, once `only_gathers()`.
         """
-        if self._gathers_always:
-            batches = self._from_memory()
+        if self._gathers_always or only_stored:
+            batches = self._from_memory(stacked)
         elif self.store is None:
-            batches = self._one_by_one(from_memory=False)
+            batches = self._one_by_one(stacked, from_memory=False)
         else:
-            batches = self._from_store_or_source()
-        if not self.may_skip:
+            batches = self._from_store_or_source(stacked)
+        if stacked is None and not self.may_skip:
             number = self.num_batches(self.order.num_examples)
             batches = batches.apply(tf.data.experimental.assert_cardinality(number))
         return batches.prefetch(PREFETCHED_BATCHES).with_options(data_options())
@@ -101,16 +108,36 @@ class Pipeline:
 
     def store_is_complete(self) -> np.bool_:
         """Whether the store has all that the next epoch wants, but for what can't be loaded."""
-        if self.store is None:
-            return np.bool_(False)
         is_whole = self.order.num_shards == 1
-        positions = np.arange(self.order.num_positions) if is_whole else self.order.positions(self.counter.next_epoch)
+        return np.bool_(
+            self._has(
+                np.arange(self.order.num_positions) if is_whole else self.order.positions(self.counter.next_epoch)
+            )
+        )
+
+    def _has(self, positions: np.ndarray) -> bool:
+        """Whether the store has these examples, but for what can't be loaded."""
+        if self.store is None:
+            return False
         filled, failed = self.store.are_filled(positions), self.failures.are_failed(positions)
         # An epoch without a single example is an error, which the account of loaded ones raises.
         complete = bool((filled | failed).all() and filled.any())
         if complete:
             self.failures.end_pass(positions)
-        return np.bool_(complete)
+        return complete
+
+    def only_gathers(self) -> bool:
+        """Whether no epoch will load anything any more, since all that any wants is in memory or in the store."""
+        if self._gathers_always or self._store_has_all:
+            return True
+        if self.store is None:
+            return False
+        whole = self.order.num_shards == 1 or not self.order.is_fixed
+        wanted = self.order.num_positions if whole else self.order.num_examples
+        if self.store.num_filled + len(self.failures.skipped) < wanted:
+            return False  # the usual case, told apart from the others at the cost of counting
+        self._store_has_all = self._has(np.arange(wanted) if whole else self.order.positions(0))
+        return self._store_has_all
 
     def example(self, position: tf.Tensor) -> Any:
         """Graph code: one mapped example, as it is stored (a random source's with a seed of zeros)."""
@@ -127,9 +154,9 @@ class Pipeline:
         """Whether examples are in memory before an epoch begins."""
         return self.fill_store is not None or (self.source.in_memory and self.map_fn is None)
 
-    def _from_store_or_source(self) -> tf.data.Dataset:
+    def _from_store_or_source(self, stacked: int | None) -> tf.data.Dataset:
         """An epoch from the store if it has all that the epoch wants, else one that loads and fills it."""
-        stored, loaded = self._from_memory(), self._one_by_one(from_memory=False)
+        stored, loaded = self._from_memory(stacked), self._one_by_one(stacked, from_memory=False)
 
         def chosen(_: tf.Tensor) -> tf.data.Dataset:
             complete = tf.ensure_shape(call_on(self, Pipeline.store_is_complete, [], tf.bool), [])
@@ -177,21 +204,55 @@ class Pipeline:
     def _gather(self, positions: tf.Tensor) -> Any:
         return self.source.gather(positions) if self.store is None else self.store.gather(positions)
 
-    def _from_memory(self) -> tf.data.Dataset:
+    def _from_memory(self, stacked: int | None) -> tf.data.Dataset:
         """An epoch of examples that are in memory or in a complete store: gathered whole, if nothing is done to one."""
         if self.augment_fn is not None:
-            return self._one_by_one(from_memory=True)
-        batches_at_once = self._batches_per_gather()
+            return self._one_by_one(stacked, from_memory=True)
+        batches_at_once = self._batches_per_gather() if stacked is None else stacked
         gathered = self._positions(batches_at_once * (self.batch_size or 1)).map(
             lambda vectors: self._gather(vectors["position"]),
-            num_parallel_calls=PREFETCHED_BATCHES,
+            # Two gathers of one batch are made while the step takes a third; a stack is large, and lasts for long.
+            num_parallel_calls=PREFETCHED_BATCHES if stacked is None else 1,
             deterministic=True,
         )
         if self.batch_size is None:
             return gathered.unbatch()
+        if stacked is not None:
+            if self.may_skip:
+                gathered = gathered.rebatch(stacked * self.batch_size, drop_remainder=False)
+            return self._cut(gathered)
         if batches_at_once == 1 and not self.may_skip and not self.drop_remainder:
             return gathered  # each is a batch already, and large enough for another copy to cost something
         return gathered.rebatch(self.batch_size, drop_remainder=self.drop_remainder)
+
+    def _cut(self, rows: tf.data.Dataset) -> tf.data.Dataset:
+        """Stacks of batches from the rows of several, of which only the last element's end in one that is not full."""
+        size = self.batch_size or 1
+
+        def stacks_of(*element: Any) -> tf.data.Dataset:
+            leaves = tf.nest.flatten(element)
+            in_full_ones = tf.shape(leaves[0])[0] // size * size
+
+            def cut(begin: Any, end: Any, batch: int | tf.Tensor) -> tf.data.Dataset:
+                # One slice of everything, which is no copy; none of nothing.
+                number = tf.minimum(end - begin, 1)
+
+                def stack(leaf: tf.Tensor) -> tf.Tensor:
+                    inner = leaf.shape[1:]
+                    stacks = tf.reshape(leaf[begin:end], [number, (end - begin) // tf.maximum(batch, 1), batch, *inner])
+                    return tf.ensure_shape(stacks, [None, None, None, *inner])
+
+                return tf.data.Dataset.from_tensor_slices(
+                    tf.nest.pack_sequence_as(element[0] if len(element) == 1 else element, [stack(x) for x in leaves])
+                )
+
+            full = cut(0, in_full_ones, size)
+            if self.drop_remainder:
+                return full
+            number_of_rows = tf.shape(leaves[0])[0]
+            return full.concatenate(cut(in_full_ones, number_of_rows, number_of_rows - in_full_ones))
+
+        return rows.flat_map(stacks_of)
 
     def _batches_per_gather(self) -> int:
         spec = tf.data.Dataset.range(1).map(self._gather).element_spec
@@ -200,7 +261,7 @@ class Pipeline:
         most = max(1, self.order.num_examples // (size * 4))
         return max(1, min(_MOST_BATCHES_A_GATHER, _GATHER_BYTES // (size * example_bytes), most))
 
-    def _one_by_one(self, *, from_memory: bool) -> tf.data.Dataset:
+    def _one_by_one(self, stacked: int | None, *, from_memory: bool) -> tf.data.Dataset:
         """An epoch of examples that are made one by one: a failure is told from the gap that it leaves."""
         store = None if from_memory else self.store
 
@@ -227,7 +288,8 @@ class Pipeline:
         examples = examples.map(make, num_parallel_calls=self.parallel_calls, deterministic=True)
         # What failed is missed and accounted for below, by its ordinal.
         examples = examples.ignore_errors(log_warning=False)
-        batches = examples if self.batch_size is None else examples.batch(self.batch_size)
+        # A stack is one batch up to the end.
+        batches = examples if self.batch_size is None else examples.batch(self.batch_size * (stacked or 1))
         if store is not None:
             # Loading goes on while a batch is written. In fresh memory that can take a third of the time of decoding.
             batches = batches.prefetch(PREFETCHED_BATCHES)
@@ -236,6 +298,8 @@ class Pipeline:
         # The end marker has no rows, and goes.
         if self.batch_size is None:
             return batches.unbatch()
+        if stacked is not None:
+            return self._cut(batches)
         if self.drop_remainder:
             return batches.rebatch(self.batch_size, drop_remainder=True)
         return batches.filter(lambda *batch: tf.shape(tf.nest.flatten(batch)[0])[0] > 0)
