@@ -198,8 +198,7 @@ class Installation:
     def _make(self, attribute: str, force: bool = False) -> Any:
         """As Keras' `make_train_function` and its like: sets `train_function` and its like."""
         model, maker = self._model, _MAKERS[attribute]
-        if model.run_eagerly or tf.config.functions_run_eagerly():
-            # Someone debugs: every step is run as it is written.
+        if self._is_eager():
             return getattr(type(model), maker)(model, force=True)
         if force or attribute not in self._functions:
             self._functions[attribute] = self._function(attribute)
@@ -207,6 +206,10 @@ class Installation:
             return getattr(type(model), maker)(model, force=force)
         setattr(model, attribute, self._functions[attribute])
         return None
+
+    def _is_eager(self) -> bool:
+        # Someone debugs: every step is run as it is written.
+        return self._model.run_eagerly or tf.config.functions_run_eagerly()
 
     def _function(self, attribute: str) -> Any:
         model, setting = self._model, self.setting
@@ -219,7 +222,7 @@ class Installation:
         loop = GraphLoop(steps, jit_compile=each_with_xla)
         if setting.loop == "xla":
             loop = XlaLoop(steps, setting.steps_per_execution, loop, self._warn_of_unstackable)
-        return _BlockFunction(model, loop, steps.compiled_xla if each_with_xla else steps.compiled_graph)
+        return _BlockFunction(model, loop, steps.xla if each_with_xla else steps.graph)
 
     def _counting(self, name: str) -> Callable:
         attribute, steps_argument = {
@@ -235,8 +238,9 @@ class Installation:
                 if name == "fit":
                     contexts.enter_context(self._as_callbacks_need(given.get("callbacks")))
                 self._make(attribute)
-                function = self._functions[attribute]
-                contexts.enter_context(function.asked_for(given.get(steps_argument)))
+                if not self._is_eager():
+                    function = self._functions[attribute]
+                    contexts.enter_context(function.asked_for(given.get(steps_argument)))
                 return original(self._model, *args, **kwargs)
 
         return method

@@ -38,7 +38,7 @@ class PredictLoop:
                     self._shapes, self._program = shapes[0], self._make_program(spec)
                 if shapes[0] == self._shapes:
                     return self._program(batches)
-        outputs = [self._steps.compiled_graph(batch) for batch in batches]
+        outputs = [self._steps.graph(batch) for batch in batches]
         return outputs[0] if len(outputs) == 1 else tf.nest.map_structure(_joined, *outputs)
 
     def _make_program(self, batch_spec: Any) -> Callable:

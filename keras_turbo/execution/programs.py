@@ -18,6 +18,9 @@ _MOST_PROGRAMS = 4
 class Steps:
     """One step of a model as TensorFlow traces it, alone or in a loop.
 
+    It is always traced for the batches that the dataset declares, as Keras does, also where the size of the batch at
+    hand is known: Keras weighs its metrics in another way where it sees the batch size in a graph.
+
     Args:
         model: a compiled model without a distribution strategy.
         step: its `train_step`, `test_step` or `predict_step`: takes a batch.
@@ -28,8 +31,8 @@ class Steps:
         self._model = model
         self._step = step
         self._on_trace = on_trace
-        self.compiled_graph = tf.function(self, reduce_retracing=True, autograph=False)
-        self.compiled_xla = tf.function(self, reduce_retracing=True, autograph=False, jit_compile=True)
+        self.graph = tf.function(self, reduce_retracing=True, autograph=False)
+        self.xla = tf.function(self, reduce_retracing=True, autograph=False, jit_compile=True)
 
     def __call__(self, batch: Any) -> Any:
         """Traces the step for a batch; returns its outputs as tensors."""
@@ -45,7 +48,7 @@ class Steps:
         Tracing a step also creates what is created at the first step: weights, metrics, the optimizer's variables.
         Inside a loop that is impossible.
         """
-        outputs = self.compiled_graph.get_concrete_function(element_spec).structured_outputs
+        outputs = self.graph.get_concrete_function(element_spec).structured_outputs
         return tf.nest.map_structure(lambda output: tf.TensorSpec(output.shape, output.dtype), outputs)
 
 
@@ -54,7 +57,7 @@ class GraphLoop:
 
     Args:
         steps: the step to run.
-        jit_compile: whether XLA compiles each step. A batch with fewer rows than the first of its epoch then runs
+        jit_compile: whether XLA compiles each step. A batch of another shape than the first of its epoch then runs
             without XLA, which would compile the step again for it.
     """
 
@@ -62,8 +65,8 @@ class GraphLoop:
         self._steps = steps
         self._jit_compile = jit_compile
         self._iterator: Any = None
-        self._first_shapes: list[tf.TensorShape] | None = None
-        self._functions: dict[Any, Callable] = {}
+        self._first_shapes: list[tf.TensorShape] = []
+        self._functions: dict[str, Callable] = {}
 
     def forget(self) -> None:
         """Lets go of the iterator."""
@@ -73,32 +76,37 @@ class GraphLoop:
         """Runs up to `most` steps; returns how many there were batches for, and the outputs of the last."""
         done, outputs = 0, None
         if self._jit_compile and iterator is not self._iterator:
-            # The shapes that XLA compiles for are known once there is a batch.
+            # The shapes that XLA is to compile for are known once there is a batch.
             batch = iterator.get_next_as_optional()
             if not batch.has_value():
                 return 0, None
-            batch = batch.get_value()
             self._iterator = iterator
-            self._first_shapes = [component.shape for component in tf.nest.flatten(batch, expand_composites=True)]
-            done, outputs = 1, self._steps.compiled_xla(batch)
+            self._first_shapes = [component.shape for component in _components(batch.get_value())]
+            done, outputs = 1, self._steps.xla.get_concrete_function(iterator.element_spec)(batch.get_value())
             if done == most:
                 return done, outputs
-        key = None if self._first_shapes is None else tuple(map(tuple, self._first_shapes))
+        key = f"{iterator.element_spec} {self._first_shapes}"
         if key not in self._functions:
             self._functions[key] = self._function(iterator.element_spec, self._first_shapes)
         more, later = self._functions[key](iterator, tf.constant(most - done, tf.int32))
         more = int(more)
         return done + more, later if more else outputs
 
-    def _function(self, element_spec: Any, first_shapes: list[tf.TensorShape] | None) -> Callable:
+    def _function(self, element_spec: Any, first_shapes: list[tf.TensorShape]) -> Callable:
         output_spec = self._steps.output_spec(element_spec)
         shapes = tf.nest.map_structure(lambda spec: spec.shape, output_spec)
         no_outputs = tf.nest.map_structure(_zeros, output_spec)
 
         def step(batch: Any) -> Any:
-            if first_shapes is None:
-                return self._steps.compiled_graph(batch)
-            return self._with_xla_where_it_fits(batch, first_shapes)
+            if not self._jit_compile:
+                return self._steps.graph(batch)
+            same = [
+                tf.reduce_all(tf.equal(tf.shape(component), shape))
+                for component, shape in zip(_components(batch), first_shapes, strict=True)
+            ]
+            return tf.cond(
+                tf.reduce_all(same), lambda: self._steps.xla(batch), lambda: self._steps.graph(batch)
+            )
 
         def run(iterator: tf.data.Iterator, most: tf.Tensor) -> tuple[tf.Tensor, Any]:
             def more(done: tf.Tensor, outputs: Any, batch: Any) -> tf.Tensor:
@@ -121,20 +129,6 @@ class GraphLoop:
             return done, outputs
 
         return tf.function(run, reduce_retracing=True, autograph=False)
-
-    def _with_xla_where_it_fits(self, batch: Any, first_shapes: list[tf.TensorShape]) -> Any:
-        components = tf.nest.flatten(batch, expand_composites=True)
-        fits = tf.constant(True)
-        for component, shape in zip(components, first_shapes, strict=True):
-            fits = tf.logical_and(fits, tf.reduce_all(tf.shape(component) == shape))
-
-        def known() -> Any:
-            # By slices of everything, which copy nothing. tf.ensure_shape would tell the optimizer of TensorFlow's graphs
-            # that the shape is known before the branch, and it would fold the condition away.
-            exact = [tf.slice(c, [0] * s.rank, s) for c, s in zip(components, first_shapes, strict=True)]
-            return self._steps.compiled_xla(tf.nest.pack_sequence_as(batch, exact, expand_composites=True))
-
-        return tf.cond(fits, known, lambda: self._steps.compiled_graph(batch))
 
 
 class XlaLoop:
@@ -161,6 +155,7 @@ class XlaLoop:
         self._reader: StackReader | None = None
         self._first_shapes: tuple | None = None
         self._programs: dict[Any, Callable] = {}
+        self._one_step: Callable | None = None
 
     def forget(self) -> None:
         """Lets go of the iterator and of what was read ahead."""
@@ -176,6 +171,7 @@ class XlaLoop:
             self._iterator = iterator
             self._reader = None if reason else StackReader(iterator, self._capacity)
             self._first_shapes = None
+            self._one_step = None
         if self._reader is None:
             return self._otherwise(iterator, most)
         done, outputs = 0, None
@@ -188,37 +184,53 @@ class XlaLoop:
         return done, outputs
 
     def _run(self, stack: Stack) -> Any:
-        shapes = stack.shapes
         if self._first_shapes is None:
-            self._first_shapes = shapes
-        if shapes not in self._programs:
-            if shapes != self._first_shapes or len(self._programs) == _MOST_PROGRAMS:
-                return self._one_by_one(stack)
-            self._programs[shapes] = self._program(stack.batches)
+            self._first_shapes = stack.shapes
+        element_spec = self._iterator.element_spec
+        key = (str(element_spec), stack.shapes)
+        if key not in self._programs:
+            if stack.shapes != self._first_shapes or len(self._programs) == _MOST_PROGRAMS:
+                return self._one_by_one(stack, element_spec)
+            self._programs[key] = self._program(stack.batches, element_spec)
         batches = tf.nest.map_structure(self._filled_up, stack.batches)
-        return self._programs[shapes](batches, tf.constant(stack.begin, tf.int32), tf.constant(stack.end, tf.int32))
+        return self._programs[key](batches, tf.constant(stack.begin, tf.int32), tf.constant(stack.end, tf.int32))
 
-    def _one_by_one(self, stack: Stack) -> Any:
+    def _one_by_one(self, stack: Stack, element_spec: Any) -> Any:
+        if self._one_step is None:
+            self._one_step = self._steps.graph.get_concrete_function(element_spec)
         outputs = None
         for i in range(stack.begin, stack.end):
-            outputs = self._steps.compiled_graph(tf.nest.map_structure(lambda batches, i=i: batches[i], stack.batches))
+            outputs = self._one_step(tf.nest.map_structure(lambda batches, i=i: batches[i], stack.batches))
         return outputs
 
     def _filled_up(self, batches: tf.Tensor) -> tf.Tensor:
         missing = self._capacity - batches.shape[0]
         return tf.pad(batches, [[0, missing]] + [[0, 0]] * (batches.shape.rank - 1)) if missing else batches
 
-    def _program(self, batches: Any) -> Callable:
-        one_batch = tf.nest.map_structure(lambda stack: tf.TensorSpec(stack.shape[1:], stack.dtype), batches)
-        no_outputs = tf.nest.map_structure(_zeros, self._steps.output_spec(one_batch))
+    def _program(self, batches: Any, element_spec: Any) -> Callable:
+        no_outputs = tf.nest.map_structure(_zeros, self._steps.output_spec(element_spec))
 
         def run(batches: Any, begin: tf.Tensor, end: tf.Tensor) -> Any:
             def body(i: tf.Tensor, _: Any) -> tuple[tf.Tensor, Any]:
-                return i + 1, self._steps(tf.nest.map_structure(lambda stack: stack[i], batches))
+                batch = tf.nest.map_structure(lambda stack, spec: as_declared(stack[i], spec), batches, element_spec)
+                return i + 1, self._steps(batch)
 
             return tf.while_loop(lambda i, _: i < end, body, (begin, no_outputs))[1]
 
-        return tf.function(run, autograph=False, jit_compile=True)
+        stack = tf.nest.map_structure(
+            lambda component: tf.TensorSpec([self._capacity, *component.shape[1:]], component.dtype), batches
+        )
+        count = tf.TensorSpec([], tf.int32)
+        return tf.function(run, autograph=False, jit_compile=True).get_concrete_function(stack, count, count)
+
+
+def as_declared(component: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:
+    """Graph code: the same tensor, of which a graph knows no more than the spec says. XLA knows its shape."""
+    return tf.raw_ops.PlaceholderWithDefault(input=component, shape=spec.shape)
+
+
+def _components(batch: Any) -> list[tf.Tensor]:
+    return tf.nest.flatten(batch, expand_composites=True)
 
 
 def _zeros(spec: tf.TensorSpec) -> tf.Tensor:

@@ -53,7 +53,7 @@ def why_not_stackable(element_spec: Any) -> str | None:
             return f"{where} has no batch axis"
         unknown = [axis for axis in range(1, spec.shape.rank) if spec.shape[axis] is None]
         if unknown:
-            return f"axis {unknown[0]} of {where} is of unknown length ({tuple(spec.shape)}); pad it to a fixed length"
+            return f"axis {unknown[0]} of {where} is of unknown length, {tuple(spec.shape)}; pad it to a fixed length"
     return None
 
 
