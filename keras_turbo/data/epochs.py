@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
 
 import tensorflow as tf
 
 from keras_turbo.data.pipeline import Pipeline
+from keras_turbo.data.variant_dataset import VariantDataset
 
 
 class Epochs:
@@ -21,7 +21,7 @@ class Epochs:
     def __init__(self, pipeline: Pipeline | None, batches: tf.data.Dataset) -> None:
         self._pipeline = pipeline
         self._element_spec = batches.element_spec
-        self._built: dict[tuple[int | None, bool], PipelineDataset] = {}
+        self._built: dict[tuple[int | None, bool], VariantDataset] = {}
 
     def stored(self) -> tf.data.Dataset | None:
         """Batches out of a store that has all; None as long as it has not, or where there is none."""
@@ -46,40 +46,17 @@ class Epochs:
             for leaf in tf.nest.flatten(self._element_spec)
         )
 
-    def _dataset(self, pipeline: Pipeline, stacked: int | None) -> PipelineDataset:
+    def _dataset(self, pipeline: Pipeline, stacked: int | None) -> VariantDataset:
         key = stacked, pipeline.only_gathers()
         if key not in self._built:
             batch_spec = self._element_spec
             with tf.device("CPU:0"):
                 graph = pipeline.dataset(stacked=stacked, only_stored=key[1])
+            # One spec, whatever a graph happens to know of its shapes: to a train function, iterators of two specs are
+            # of two kinds, and it would be traced twice.
             spec = batch_spec if stacked is None else tf.nest.map_structure(_stack_spec, batch_spec)
-            self._built[key] = PipelineDataset(graph, spec, pipeline)
+            self._built[key] = VariantDataset(tf.data.experimental.to_variant(graph), spec, [graph], holds=pipeline)
         return self._built[key]
-
-
-class PipelineDataset(tf.data.Dataset):
-    """A graph that calls a pipeline's functions, and holds the pipeline, which the graph alone does not.
-
-    Args:
-        graph: the dataset.
-        element_spec: structure of `tf.TensorSpec`s, the same whatever the graph happens to know of its shapes: to a
-            train function, iterators of two specs are of two kinds, and it would be traced twice.
-        pipeline: what to hold.
-    """
-
-    def __init__(self, graph: tf.data.Dataset, element_spec: Any, pipeline: Pipeline) -> None:
-        self._calling = graph
-        self._spec = element_spec
-        self._pipeline = pipeline
-        # What pyright takes for the base class is a front of it.
-        super().__init__(graph._variant_tensor)  # pyright: ignore[reportCallIssue]
-
-    @property
-    def element_spec(self) -> Any:
-        return self._spec
-
-    def _inputs(self) -> list[tf.data.Dataset]:
-        return [self._calling]
 
 
 def _stack_spec(batch: tf.TensorSpec) -> tf.TensorSpec:

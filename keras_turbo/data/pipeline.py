@@ -10,11 +10,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_turbo.data.epoch_positions import EpochPositions
 from keras_turbo.data.example_order import EpochCounter, ExampleOrder
 from keras_turbo.data.example_store import ExampleStore
 from keras_turbo.data.failures import Failures
+from keras_turbo.data.light_functions import light_flat_map, light_map
 from keras_turbo.data.python_calls import call_on
 from keras_turbo.data.sources.source import Source
+from keras_turbo.data.stacking import stacks_of_rows
 from keras_turbo.data.user_functions import ElementFunction, RandomFunction
 
 # Small batches are gathered many at a time and cut: below this size the fixed cost of a gather, about 40 us, is more
@@ -166,32 +169,27 @@ class Pipeline:
                 loaded.take(tf.where(complete, nothing, everything))
             )
 
-        return tf.data.Dataset.from_tensors(0).flat_map(chosen)
+        return light_flat_map(tf.data.Dataset.from_tensors(0), chosen)
 
-    def _positions(self, chunk: int) -> tf.data.Dataset:
-        """The order of an epoch, which begins here: vectors of up to `chunk` examples, without what is known to fail.
-
-        Elements are dicts of int64 vectors: "epoch", "ordinal" (the place in the epoch) and "position".
-        """
-        count = self.order.num_examples
-
+    @property
+    def _positions(self) -> EpochPositions:
         def begin() -> tuple[tf.Tensor, tf.Tensor]:
-            # Python, once an epoch: as graph code it would be instantiated for each iterator, at some 10 ms.
             epoch, permutation = call_on(self, Pipeline.begin_epoch, [], [tf.int64, tf.int64])
             return tf.ensure_shape(epoch, []), tf.ensure_shape(permutation, [self.order.permutation_size])
 
-        def step(state: tuple[tf.Tensor, tf.Tensor], index: tf.Tensor) -> tuple[Any, dict[str, tf.Tensor]]:
-            epoch, permutation = tf.cond(state[0] < 0, begin, lambda: state)
-            ordinals = tf.range(index * chunk, tf.minimum((index + 1) * chunk, count))
-            positions = self.order.at(ordinals, epoch, permutation)
-            vectors = {"epoch": tf.fill(tf.shape(ordinals), epoch), "ordinal": ordinals, "position": positions}
-            if self.may_skip:
-                loadable = ~tf.gather(self.failures.failed_view, positions)
-                vectors = {name: tf.boolean_mask(vector, loadable) for name, vector in vectors.items()}
-            return (epoch, permutation), vectors
+        return EpochPositions(self.order, begin)
 
-        before = (tf.constant(-1, tf.int64), tf.zeros([self.order.permutation_size], tf.int64))
-        return tf.data.Dataset.range(math.ceil(count / chunk)).scan(before, step)
+    def _chunks(self, size: int) -> tf.data.Dataset:
+        """Up to `size` positions at a time, as `EpochPositions.chunks`, without those known to fail."""
+        chunks = self._positions.chunks(size)
+        if not self.may_skip:
+            return chunks
+
+        def without_failed(chunk: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+            loadable = ~tf.gather(self.failures.failed_view, chunk["position"])
+            return {name: tf.boolean_mask(vector, loadable) for name, vector in chunk.items()}
+
+        return light_map(chunks, without_failed)
 
     def _example_seed(self, epoch: tf.Tensor, position: tf.Tensor) -> tf.Tensor:
         seed = tf.stack([tf.constant(self.seed ^ _EXAMPLE_SEEDS, tf.int64), epoch])
@@ -208,55 +206,33 @@ class Pipeline:
         """An epoch of examples that are in memory or in a complete store: gathered whole, if nothing is done to one."""
         if self.augment_fn is not None:
             return self._one_by_one(stacked, from_memory=True)
-        batches_at_once = self._batches_per_gather() if stacked is None else stacked
-        gathered = self._positions(batches_at_once * (self.batch_size or 1)).map(
-            lambda vectors: self._gather(vectors["position"]),
-            # Two gathers of one batch are made while the step takes a third; a stack is large, and lasts for long.
-            num_parallel_calls=PREFETCHED_BATCHES if stacked is None else 1,
-            deterministic=True,
+        if self.batch_size is None or self.may_skip:
+            return self._from_memory_in_rows(stacked)
+        count = stacked or self._batches_per_gather()
+        positions = self._positions.stacks(count, self.batch_size, self.drop_remainder)
+        if stacked is None and count == 1:
+            # Large batches: there is nothing to cut, and another copy costs something.
+            return light_map(positions.unbatch(), self._gather, PREFETCHED_BATCHES)
+        # A stack is large and lasts for long, so that no second one need be made beside it.
+        gathered = light_map(positions, self._gather, PREFETCHED_BATCHES if stacked is None else 1)
+        return gathered.unbatch() if stacked is None else gathered
+
+    def _from_memory_in_rows(self, stacked: int | None) -> tf.data.Dataset:
+        """The same where no batch is known before its rows are: some may be left out, or there are no batches."""
+        size = self.batch_size or 1
+        chunks = self._chunks(size * (stacked or self._batches_per_gather()))
+        rows = light_map(
+            chunks, lambda chunk: self._gather(chunk["position"]), PREFETCHED_BATCHES if stacked is None else 1
         )
         if self.batch_size is None:
-            return gathered.unbatch()
+            return rows.unbatch()
         if stacked is not None:
-            if self.may_skip:
-                gathered = gathered.rebatch(stacked * self.batch_size, drop_remainder=False)
-            return self._cut(gathered)
-        if batches_at_once == 1 and not self.may_skip and not self.drop_remainder:
-            return gathered  # each is a batch already, and large enough for another copy to cost something
-        return gathered.rebatch(self.batch_size, drop_remainder=self.drop_remainder)
-
-    def _cut(self, rows: tf.data.Dataset) -> tf.data.Dataset:
-        """Stacks of batches from the rows of several, of which only the last element's end in one that is not full."""
-        size = self.batch_size or 1
-
-        def stacks_of(*element: Any) -> tf.data.Dataset:
-            leaves = tf.nest.flatten(element)
-            in_full_ones = tf.shape(leaves[0])[0] // size * size
-
-            def cut(begin: Any, end: Any, batch: int | tf.Tensor) -> tf.data.Dataset:
-                # One slice of everything, which is no copy; none of nothing.
-                number = tf.minimum(end - begin, 1)
-
-                def stack(leaf: tf.Tensor) -> tf.Tensor:
-                    inner = leaf.shape[1:]
-                    stacks = tf.reshape(leaf[begin:end], [number, (end - begin) // tf.maximum(batch, 1), batch, *inner])
-                    return tf.ensure_shape(stacks, [None, None, None, *inner])
-
-                return tf.data.Dataset.from_tensor_slices(
-                    tf.nest.pack_sequence_as(element[0] if len(element) == 1 else element, [stack(x) for x in leaves])
-                )
-
-            full = cut(0, in_full_ones, size)
-            if self.drop_remainder:
-                return full
-            number_of_rows = tf.shape(leaves[0])[0]
-            return full.concatenate(cut(in_full_ones, number_of_rows, number_of_rows - in_full_ones))
-
-        return rows.flat_map(stacks_of)
+            return stacks_of_rows(rows.rebatch(stacked * size, drop_remainder=False), size, self.drop_remainder)
+        return rows.rebatch(size, drop_remainder=self.drop_remainder)
 
     def _batches_per_gather(self) -> int:
-        spec = tf.data.Dataset.range(1).map(self._gather).element_spec
-        example_bytes = max(1, sum(_static_bytes(leaf) for leaf in tf.nest.flatten(spec)))
+        example = self._gather(tf.zeros([1], tf.int64))
+        example_bytes = max(1, sum(_num_bytes(leaf) for leaf in tf.nest.flatten(example)))
         size = self.batch_size or 1
         most = max(1, self.order.num_examples // (size * 4))
         return max(1, min(_MOST_BATCHES_A_GATHER, _GATHER_BYTES // (size * example_bytes), most))
@@ -284,7 +260,7 @@ class Pipeline:
                 made["stored"] = _as_tensors(example)
             return tf.nest.map_structure(lambda t: t[None], made) if self.batch_size is None else made
 
-        examples = self._positions(_POSITIONS_AT_ONCE).unbatch()
+        examples = self._chunks(_POSITIONS_AT_ONCE).unbatch()
         examples = examples.map(make, num_parallel_calls=self.parallel_calls, deterministic=True)
         # What failed is missed and accounted for below, by its ordinal.
         examples = examples.ignore_errors(log_warning=False)
@@ -299,7 +275,7 @@ class Pipeline:
         if self.batch_size is None:
             return batches.unbatch()
         if stacked is not None:
-            return self._cut(batches)
+            return stacks_of_rows(batches, self.batch_size, self.drop_remainder)
         if self.drop_remainder:
             return batches.rebatch(self.batch_size, drop_remainder=True)
         return batches.filter(lambda *batch: tf.shape(tf.nest.flatten(batch)[0])[0] > 0)
@@ -384,7 +360,6 @@ def _end_marker(element_spec: Any) -> tf.data.Dataset:
     return tf.data.Dataset.from_tensors(marker)
 
 
-def _static_bytes(spec: tf.TensorSpec) -> int:
-    """Bytes of a tensor as far as its shape is known; a string counts as its handle."""
-    elements = math.prod(size or 1 for size in spec.shape)
-    return elements * (spec.dtype.size or 16)
+def _num_bytes(tensor: tf.Tensor) -> int:
+    """Bytes of a tensor; a string counts as its handle."""
+    return math.prod(tensor.shape) * (tensor.dtype.size or 16)

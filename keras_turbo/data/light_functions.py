@@ -1,0 +1,100 @@
+"""tf.data's `map` and `flat_map` for functions of our own, at a tenth of what each costs an iterator.
+
+TensorFlow instantiates the functions of a dataset anew for each iterator. It does so as if a function could spread over
+several devices: it is placed, split and optimized, which takes 2 to 3 ms each (TensorFlow 2.21, two cores), and an
+epoch of thirty short steps is over in 25. A function that says it stays on one device is instantiated in 0.2 ms, and
+each of its calls is cheaper too.
+
+That is so for what is written in this package, which runs on the CPU and is straight-line code. A user's function may
+name a device or branch, and goes through tf.data's own methods.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from keras_turbo.data.variant_dataset import VariantDataset
+
+
+def light_map(
+    dataset: tf.data.Dataset, function: Callable[[Any], Any], num_parallel_calls: int | None = None
+) -> tf.data.Dataset:
+    """As `dataset.map(function, num_parallel_calls, deterministic=True)`, for straight-line code on the CPU.
+
+    Args:
+        dataset: elements are structures of dense tensors.
+        function: takes an element, as one argument whatever its structure, and returns a structure of tensors.
+        num_parallel_calls: elements made at a time; None for one after the other, when they are asked for.
+    """
+    traced, spec = _traced(function, dataset.element_spec)
+    shared: dict[str, Any] = {
+        "input_dataset": tf.data.experimental.to_variant(dataset),
+        "other_arguments": traced.captured_inputs,
+        "f": traced,
+        "preserve_cardinality": True,
+        **_flat_types(spec),
+    }
+    if num_parallel_calls is None:
+        variant = tf.raw_ops.MapDataset(**shared)
+    else:
+        number = tf.constant(num_parallel_calls, tf.int64)
+        variant = tf.raw_ops.ParallelMapDatasetV2(num_parallel_calls=number, deterministic="true", **shared)
+    return VariantDataset(variant, spec, [dataset], holds=traced)
+
+
+def light_flat_map(dataset: tf.data.Dataset, function: Callable[[Any], tf.data.Dataset]) -> tf.data.Dataset:
+    """As `dataset.flat_map(function)`, for straight-line code on the CPU.
+
+    Args:
+        dataset: elements are structures of dense tensors.
+        function: takes an element, as one argument whatever its structure, and returns a dataset.
+    """
+    traced, spec = _traced(function, dataset.element_spec)
+    variant = tf.raw_ops.FlatMapDataset(
+        input_dataset=tf.data.experimental.to_variant(dataset),
+        other_arguments=traced.captured_inputs,
+        f=traced,
+        **_flat_types(spec),
+    )
+    return VariantDataset(variant, spec, [dataset], holds=traced)
+
+
+def _traced(function: Callable[[Any], Any], element_spec: Any) -> tuple[Any, Any]:
+    """The function as tf.data's operations take it, and the spec of what it gives, or of the elements of it."""
+    spec = None
+
+    @tf.function(
+        input_signature=tf.nest.flatten(element_spec), autograph=False, experimental_attributes=_on_one_device()
+    )
+    def flat(*leaves: tf.Tensor) -> Any:
+        nonlocal spec
+        result = function(tf.nest.pack_sequence_as(element_spec, leaves))
+        if isinstance(result, tf.data.Dataset):
+            spec = result.element_spec
+            return tf.data.experimental.to_variant(result)
+        spec = tf.nest.map_structure(lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype), result)
+        return tf.nest.flatten(result)
+
+    return flat.get_concrete_function(), spec
+
+
+def _flat_types(spec: Any) -> dict[str, Any]:
+    leaves = tf.nest.flatten(spec)
+    return {"output_types": [leaf.dtype for leaf in leaves], "output_shapes": [leaf.shape for leaf in leaves]}
+
+
+@functools.cache
+def _on_one_device() -> dict[str, Any]:
+    # TensorFlow's own datasets mark their functions so (data/experimental/ops/prefetching_ops.py, 2.17 to 2.21); the
+    # name is about where integers lie on a GPU, and of no account on a CPU. It is an attribute and no interface: where
+    # a TensorFlow does not know it, functions are instantiated as any other is, which is slower and the same.
+    mark = {"experimental_ints_on_device": True}
+    try:
+        tf.function(lambda: tf.constant(0), experimental_attributes=mark).get_concrete_function()
+    except ValueError:
+        return {}
+    return mark
