@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
 from keras_turbo.data.example_order import ExampleOrder
-from keras_turbo.data.light_functions import light_flat_map, light_map
+from keras_turbo.data.light_operations import light_flat_map, light_map
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,28 +41,45 @@ class EpochPositions:
 
         return light_map(self._pieces(math.ceil(count / size)), chunk)
 
-    def stacks(self, count: int, batch_size: int, drop_remainder: bool) -> tf.data.Dataset:
-        """Up to `count` full batches at a time, and a last one that is not full by itself.
+    def batches(
+        self,
+        gather: Callable[[tf.Tensor], Any],
+        *,
+        batch_size: int,
+        drop_remainder: bool,
+        stacked: int | None,
+        num_parallel_calls: int,
+    ) -> tf.data.Dataset:
+        """What `gather` makes of the positions of each batch, or of several at a time.
 
-        Elements are int64 matrices, a row for each batch.
+        Args:
+            gather: graph code: takes int64 positions of any shape.
+            batch_size: positions a batch.
+            drop_remainder: whether a last batch that is not full is left out.
+            stacked: how many batches to gather together, from positions of shape `(stacked, batch_size)`. The last full
+                ones may be fewer, and a batch that is not full comes alone, as `(1, rows)`. None: one by one, from
+                vectors.
+            num_parallel_calls: how many are gathered at a time.
         """
         num_full, num_left = divmod(self.order.num_examples, batch_size)
-        num_stacks = math.ceil(num_full / count)
+        at_once = (stacked or 1) * batch_size
+        num_elements = math.ceil(num_full * batch_size / at_once)
         end = tf.constant(num_full * batch_size, tf.int64)
         has_last = num_left > 0 and not drop_remainder
 
-        def stack(piece: tuple[tf.Tensor, tuple[tf.Tensor, tf.Tensor]]) -> tf.Tensor:
+        def gathered(piece: tuple[tf.Tensor, tuple[tf.Tensor, tf.Tensor]]) -> Any:
             index, (epoch, permutation) = piece
-            begin = tf.minimum(index * (count * batch_size), end)
-            stop = tf.minimum(begin + count * batch_size, end)
+            begin = tf.minimum(index * at_once, end)
+            stop = tf.minimum(begin + at_once, end)
             size = tf.constant(batch_size, tf.int64)
             if has_last:
-                is_last = index == num_stacks
-                stop, size = tf.where(is_last, end + num_left, stop), tf.where(is_last, tf.constant(num_left, tf.int64), size)
+                is_last = index == num_elements
+                stop = tf.where(is_last, end + num_left, stop)
+                size = tf.where(is_last, tf.constant(num_left, tf.int64), size)
             positions = self.order.at(tf.range(begin, stop), epoch, permutation)
-            return tf.reshape(positions, [-1, size])
+            return gather(positions if stacked is None else tf.reshape(positions, [-1, size]))
 
-        return light_map(self._pieces(num_stacks + has_last), stack)
+        return light_map(self._pieces(num_elements + has_last), gathered, num_parallel_calls)
 
     def _pieces(self, number: int) -> tf.data.Dataset:
         """So many elements `(index, (epoch, permutation))`, of which only the index differs."""

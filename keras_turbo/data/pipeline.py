@@ -14,7 +14,7 @@ from keras_turbo.data.epoch_positions import EpochPositions
 from keras_turbo.data.example_order import EpochCounter, ExampleOrder
 from keras_turbo.data.example_store import ExampleStore
 from keras_turbo.data.failures import Failures
-from keras_turbo.data.light_functions import light_flat_map, light_map
+from keras_turbo.data.light_operations import light_flat_map, light_map, light_unbatch
 from keras_turbo.data.python_calls import call_on
 from keras_turbo.data.sources.source import Source
 from keras_turbo.data.stacking import stacks_of_rows
@@ -208,14 +208,17 @@ class Pipeline:
             return self._one_by_one(stacked, from_memory=True)
         if self.batch_size is None or self.may_skip:
             return self._from_memory_in_rows(stacked)
-        count = stacked or self._batches_per_gather()
-        positions = self._positions.stacks(count, self.batch_size, self.drop_remainder)
-        if stacked is None and count == 1:
-            # Large batches: there is nothing to cut, and another copy costs something.
-            return light_map(positions.unbatch(), self._gather, PREFETCHED_BATCHES)
-        # A stack is large and lasts for long, so that no second one need be made beside it.
-        gathered = light_map(positions, self._gather, PREFETCHED_BATCHES if stacked is None else 1)
-        return gathered.unbatch() if stacked is None else gathered
+        at_once = stacked or self._batches_per_gather()
+        gathered = self._positions.batches(
+            self._gather,
+            batch_size=self.batch_size,
+            drop_remainder=self.drop_remainder,
+            # One large batch by itself is nothing to cut, and another copy of it costs something.
+            stacked=None if stacked is None and at_once == 1 else at_once,
+            # A stack is large and lasts for long, so that no second one need be made beside it.
+            num_parallel_calls=PREFETCHED_BATCHES if stacked is None else 1,
+        )
+        return light_unbatch(gathered) if stacked is None and at_once > 1 else gathered
 
     def _from_memory_in_rows(self, stacked: int | None) -> tf.data.Dataset:
         """The same where no batch is known before its rows are: some may be left out, or there are no batches."""
@@ -225,7 +228,7 @@ class Pipeline:
             chunks, lambda chunk: self._gather(chunk["position"]), PREFETCHED_BATCHES if stacked is None else 1
         )
         if self.batch_size is None:
-            return rows.unbatch()
+            return light_unbatch(rows)
         if stacked is not None:
             return stacks_of_rows(rows.rebatch(stacked * size, drop_remainder=False), size, self.drop_remainder)
         return rows.rebatch(size, drop_remainder=self.drop_remainder)
@@ -260,7 +263,7 @@ class Pipeline:
                 made["stored"] = _as_tensors(example)
             return tf.nest.map_structure(lambda t: t[None], made) if self.batch_size is None else made
 
-        examples = self._chunks(_POSITIONS_AT_ONCE).unbatch()
+        examples = light_unbatch(self._chunks(_POSITIONS_AT_ONCE))
         examples = examples.map(make, num_parallel_calls=self.parallel_calls, deterministic=True)
         # What failed is missed and accounted for below, by its ordinal.
         examples = examples.ignore_errors(log_warning=False)
@@ -273,7 +276,7 @@ class Pipeline:
         batches = batches.scan((tf.constant(0, tf.int64), tf.constant(-1, tf.int64)), self._accounting_for(store))
         # The end marker has no rows, and goes.
         if self.batch_size is None:
-            return batches.unbatch()
+            return light_unbatch(batches)
         if stacked is not None:
             return stacks_of_rows(batches, self.batch_size, self.drop_remainder)
         if self.drop_remainder:

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_turbo.data.light_functions import light_flat_map
+from keras_turbo.data.light_operations import light_flat_map
 
 
 def stacks_of_rows(rows: tf.data.Dataset, batch_size: int, drop_remainder: bool) -> tf.data.Dataset:

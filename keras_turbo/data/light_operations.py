@@ -1,4 +1,4 @@
-"""tf.data's `map` and `flat_map` for functions of our own, at a tenth of what each costs an iterator.
+"""tf.data's `map`, `flat_map` and `unbatch` for code of our own, at a tenth of what a function costs an iterator.
 
 TensorFlow instantiates the functions of a dataset anew for each iterator. It does so as if a function could spread over
 several devices: it is placed, split and optimized, which takes 2 to 3 ms each (TensorFlow 2.21, two cores), and an
@@ -61,6 +61,13 @@ def light_flat_map(dataset: tf.data.Dataset, function: Callable[[Any], tf.data.D
         **_flat_types(spec),
     )
     return VariantDataset(variant, spec, [dataset], holds=traced)
+
+
+def light_unbatch(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """As `dataset.unbatch()` for dense tensors, without the function that would make them dense."""
+    spec = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape[1:], leaf.dtype), dataset.element_spec)
+    variant = tf.raw_ops.UnbatchDataset(input_dataset=tf.data.experimental.to_variant(dataset), **_flat_types(spec))
+    return VariantDataset(variant, spec, [dataset], holds=None)
 
 
 def _traced(function: Callable[[Any], Any], element_spec: Any) -> tuple[Any, Any]:
