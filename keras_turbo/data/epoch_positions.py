@@ -66,6 +66,7 @@ class EpochPositions:
         num_elements = math.ceil(num_full * batch_size / at_once)
         end = tf.constant(num_full * batch_size, tf.int64)
         has_last = num_left > 0 and not drop_remainder
+        static_size = batch_size if drop_remainder else None
 
         def gathered(piece: tuple[tf.Tensor, tuple[tf.Tensor, tf.Tensor]]) -> Any:
             index, (epoch, permutation) = piece
@@ -77,7 +78,9 @@ class EpochPositions:
                 stop = tf.where(is_last, end + num_left, stop)
                 size = tf.where(is_last, tf.constant(num_left, tf.int64), size)
             positions = self.order.at(tf.range(begin, stop), epoch, permutation)
-            return gather(positions if stacked is None else tf.reshape(positions, [-1, size]))
+            if stacked is None:
+                return gather(tf.ensure_shape(positions, [static_size]))
+            return gather(tf.ensure_shape(tf.reshape(positions, [-1, size]), [None, static_size]))
 
         return light_map(self._pieces(num_elements + has_last), gathered, num_parallel_calls)
 

@@ -63,6 +63,40 @@ def light_flat_map(dataset: tf.data.Dataset, function: Callable[[Any], tf.data.D
     return VariantDataset(variant, spec, [dataset], holds=traced)
 
 
+def light_scan(
+    dataset: tf.data.Dataset, state: Any, function: Callable[[Any, Any], tuple[Any, Any]]
+) -> tf.data.Dataset:
+    """As `dataset.scan(state, function)`, for code on the CPU.
+
+    Args:
+        dataset: elements are structures of dense tensors.
+        state: structure of tensors before the first element.
+        function: takes state and element, and returns the next state, of the same structure, and what to give.
+    """
+    traced, (_, spec) = _traced(lambda both: function(*both), (_spec_of(state), dataset.element_spec))
+    variant = tf.raw_ops.ScanDataset(
+        input_dataset=tf.data.experimental.to_variant(dataset),
+        initial_state=tf.nest.flatten(state),
+        other_arguments=traced.captured_inputs,
+        f=traced,
+        preserve_cardinality=True,
+        **_flat_types(spec),
+    )
+    return VariantDataset(variant, spec, [dataset], holds=traced)
+
+
+def light_filter(dataset: tf.data.Dataset, predicate: Callable[[Any], tf.Tensor]) -> tf.data.Dataset:
+    """As `dataset.filter(predicate)`, for straight-line code on the CPU; the predicate takes an element whole."""
+    traced, _ = _traced(predicate, dataset.element_spec)
+    variant = tf.raw_ops.FilterDataset(
+        input_dataset=tf.data.experimental.to_variant(dataset),
+        other_arguments=traced.captured_inputs,
+        predicate=traced,
+        **_flat_types(dataset.element_spec),
+    )
+    return VariantDataset(variant, dataset.element_spec, [dataset], holds=traced)
+
+
 def light_unbatch(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """As `dataset.unbatch()` for dense tensors, without the function that would make them dense."""
     spec = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape[1:], leaf.dtype), dataset.element_spec)
@@ -83,10 +117,14 @@ def _traced(function: Callable[[Any], Any], element_spec: Any) -> tuple[Any, Any
         if isinstance(result, tf.data.Dataset):
             spec = result.element_spec
             return tf.data.experimental.to_variant(result)
-        spec = tf.nest.map_structure(lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype), result)
+        spec = _spec_of(result)
         return tf.nest.flatten(result)
 
     return flat.get_concrete_function(), spec
+
+
+def _spec_of(tensors: Any) -> Any:
+    return tf.nest.map_structure(lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype), tensors)
 
 
 def _flat_types(spec: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from keras_turbo.data.epoch_positions import EpochPositions
 from keras_turbo.data.example_order import EpochCounter, ExampleOrder
 from keras_turbo.data.example_store import ExampleStore
 from keras_turbo.data.failures import Failures
-from keras_turbo.data.light_operations import light_flat_map, light_map, light_unbatch
+from keras_turbo.data.light_operations import light_filter, light_flat_map, light_map, light_scan, light_unbatch
 from keras_turbo.data.python_calls import call_on
 from keras_turbo.data.sources.source import Source
 from keras_turbo.data.stacking import stacks_of_rows
@@ -273,7 +273,9 @@ class Pipeline:
             # Loading goes on while a batch is written. In fresh memory that can take a third of the time of decoding.
             batches = batches.prefetch(PREFETCHED_BATCHES)
         batches = batches.concatenate(_end_marker(batches.element_spec))
-        batches = batches.scan((tf.constant(0, tf.int64), tf.constant(-1, tf.int64)), self._accounting_for(store))
+        batches = light_scan(
+            batches, (tf.constant(0, tf.int64), tf.constant(-1, tf.int64)), self._accounting_for(store)
+        )
         # The end marker has no rows, and goes.
         if self.batch_size is None:
             return light_unbatch(batches)
@@ -281,7 +283,7 @@ class Pipeline:
             return stacks_of_rows(batches, self.batch_size, self.drop_remainder)
         if self.drop_remainder:
             return batches.rebatch(self.batch_size, drop_remainder=True)
-        return batches.filter(lambda *batch: tf.shape(tf.nest.flatten(batch)[0])[0] > 0)
+        return light_filter(batches, lambda batch: tf.shape(tf.nest.flatten(batch)[0])[0] > 0)
 
     def _accounting_for(self, store: ExampleStore | None) -> Callable:
         """The function that sees each batch go by: finds gaps, fills the store, and hands on what the user wants."""
