@@ -43,7 +43,7 @@ def light_map(
     else:
         number = tf.constant(num_parallel_calls, tf.int64)
         variant = tf.raw_ops.ParallelMapDatasetV2(num_parallel_calls=number, deterministic="true", **shared)
-    return VariantDataset(variant, spec, [dataset], holds=traced)
+    return VariantDataset(variant, spec, [dataset], holds=(traced, function))
 
 
 def light_flat_map(dataset: tf.data.Dataset, function: Callable[[Any], tf.data.Dataset]) -> tf.data.Dataset:
@@ -60,7 +60,7 @@ def light_flat_map(dataset: tf.data.Dataset, function: Callable[[Any], tf.data.D
         f=traced,
         **_flat_types(spec),
     )
-    return VariantDataset(variant, spec, [dataset], holds=traced)
+    return VariantDataset(variant, spec, [dataset], holds=(traced, function))
 
 
 def light_scan(
@@ -82,7 +82,7 @@ def light_scan(
         preserve_cardinality=True,
         **_flat_types(spec),
     )
-    return VariantDataset(variant, spec, [dataset], holds=traced)
+    return VariantDataset(variant, spec, [dataset], holds=(traced, function))
 
 
 def light_filter(dataset: tf.data.Dataset, predicate: Callable[[Any], tf.Tensor]) -> tf.data.Dataset:
@@ -94,7 +94,7 @@ def light_filter(dataset: tf.data.Dataset, predicate: Callable[[Any], tf.Tensor]
         predicate=traced,
         **_flat_types(dataset.element_spec),
     )
-    return VariantDataset(variant, dataset.element_spec, [dataset], holds=traced)
+    return VariantDataset(variant, dataset.element_spec, [dataset], holds=(traced, predicate))
 
 
 def light_unbatch(dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -108,9 +108,6 @@ def _traced(function: Callable[[Any], Any], element_spec: Any) -> tuple[Any, Any
     """The function as tf.data's operations take it, and the spec of what it gives, or of the elements of it."""
     spec = None
 
-    @tf.function(
-        input_signature=tf.nest.flatten(element_spec), autograph=False, experimental_attributes=_on_one_device()
-    )
     def flat(*leaves: tf.Tensor) -> Any:
         nonlocal spec
         result = function(tf.nest.pack_sequence_as(element_spec, leaves))
@@ -120,7 +117,13 @@ def _traced(function: Callable[[Any], Any], element_spec: Any) -> tuple[Any, Any
         spec = _spec_of(result)
         return tf.nest.flatten(result)
 
-    return flat.get_concrete_function(), spec
+    traced: Any = tf.function(
+        flat,
+        input_signature=tf.nest.flatten(element_spec),
+        autograph=False,
+        experimental_attributes=_on_one_device(),
+    )
+    return traced.get_concrete_function(), spec
 
 
 def _spec_of(tensors: Any) -> Any:
@@ -139,7 +142,8 @@ def _on_one_device() -> dict[str, Any]:
     # a TensorFlow does not know it, functions are instantiated as any other is, which is slower and the same.
     mark = {"experimental_ints_on_device": True}
     try:
-        tf.function(lambda: tf.constant(0), experimental_attributes=mark).get_concrete_function()
+        function: Any = tf.function(lambda: tf.constant(0), autograph=False, experimental_attributes=mark)
+        function.get_concrete_function()
     except ValueError:
         return {}
     return mark

@@ -88,7 +88,9 @@ class Pipeline:
         Args:
             stacked: how many batches to put together along a new first axis, as elements of shape
                 `(stacked, batch, ...)`. The last full batches may be fewer, and a last batch that is not full comes
-                alone, as `(1, rows, ...)`. None: batches as they are.
+                alone, as `(1, rows, ...)`. None: batches as they are. Two stacks are ready ahead of the step and one
+                more is being made, or three where examples are made one by one: choose a number with which six stacks
+                are little memory.
             only_stored: whether to leave out what loads examples, once `only_gathers()`.
         """
         if self._gathers_always or only_stored:
@@ -174,6 +176,7 @@ class Pipeline:
     @property
     def _positions(self) -> EpochPositions:
         def begin() -> tuple[tf.Tensor, tf.Tensor]:
+            # Python draws the permutation: as graph code, its fifty nodes would be made for each iterator.
             epoch, permutation = call_on(self, Pipeline.begin_epoch, [], [tf.int64, tf.int64])
             return tf.ensure_shape(epoch, []), tf.ensure_shape(permutation, [self.order.permutation_size])
 
@@ -271,7 +274,7 @@ class Pipeline:
         batches = examples if self.batch_size is None else examples.batch(self.batch_size * (stacked or 1))
         if store is not None:
             # Loading goes on while a batch is written. In fresh memory that can take a third of the time of decoding.
-            batches = batches.prefetch(PREFETCHED_BATCHES)
+            batches = batches.prefetch(PREFETCHED_BATCHES if stacked is None else 1)
         batches = batches.concatenate(_end_marker(batches.element_spec))
         batches = light_scan(
             batches, (tf.constant(0, tf.int64), tf.constant(-1, tf.int64)), self._accounting_for(store)
@@ -367,4 +370,4 @@ def _end_marker(element_spec: Any) -> tf.data.Dataset:
 
 def _num_bytes(tensor: tf.Tensor) -> int:
     """Bytes of a tensor; a string counts as its handle."""
-    return math.prod(tensor.shape) * (tensor.dtype.size or 16)
+    return (tensor.shape.num_elements() or 0) * (tensor.dtype.size or 16)
