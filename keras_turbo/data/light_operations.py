@@ -1,12 +1,12 @@
-"""tf.data's `map`, `flat_map` and `unbatch` for code of our own, at a tenth of what a function costs an iterator.
+"""tf.data's `map`, `flat_map`, `scan` and the like for code of our own, at a tenth of what a function costs an iterator.
 
 TensorFlow instantiates the functions of a dataset anew for each iterator. It does so as if a function could spread over
 several devices: it is placed, split and optimized, which takes 2 to 3 ms each (TensorFlow 2.21, two cores), and an
 epoch of thirty short steps is over in 25. A function that says it stays on one device is instantiated in 0.2 ms, and
 each of its calls is cheaper too.
 
-That is so for what is written in this package, which runs on the CPU and is straight-line code. A user's function may
-name a device or branch, and goes through tf.data's own methods.
+That is so for what is written in this package, which runs on the CPU and hardly branches (a branch is a function of its
+own there, called by a kernel). A user's function may name a device, and goes through tf.data's own methods.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from keras_turbo.data.variant_dataset import VariantDataset
 def light_map(
     dataset: tf.data.Dataset, function: Callable[[Any], Any], num_parallel_calls: int | None = None
 ) -> tf.data.Dataset:
-    """As `dataset.map(function, num_parallel_calls, deterministic=True)`, for straight-line code on the CPU.
+    """As `dataset.map(function, num_parallel_calls, deterministic=True)`, for code on the CPU.
 
     Args:
         dataset: elements are structures of dense tensors.
@@ -47,7 +47,7 @@ def light_map(
 
 
 def light_flat_map(dataset: tf.data.Dataset, function: Callable[[Any], tf.data.Dataset]) -> tf.data.Dataset:
-    """As `dataset.flat_map(function)`, for straight-line code on the CPU.
+    """As `dataset.flat_map(function)`, for code on the CPU.
 
     Args:
         dataset: elements are structures of dense tensors.
@@ -86,7 +86,7 @@ def light_scan(
 
 
 def light_filter(dataset: tf.data.Dataset, predicate: Callable[[Any], tf.Tensor]) -> tf.data.Dataset:
-    """As `dataset.filter(predicate)`, for straight-line code on the CPU; the predicate takes an element whole."""
+    """As `dataset.filter(predicate)`, for code on the CPU; the predicate takes an element whole."""
     traced, _ = _traced(predicate, dataset.element_spec)
     variant = tf.raw_ops.FilterDataset(
         input_dataset=tf.data.experimental.to_variant(dataset),
