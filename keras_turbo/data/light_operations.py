@@ -1,4 +1,4 @@
-"""tf.data's `map`, `flat_map`, `scan` and the like for code of our own, at a tenth of what a function costs an iterator.
+"""tf.data's `map`, `flat_map`, `scan` and their like for code of our own, at a tenth of the cost to each iterator.
 
 TensorFlow instantiates the functions of a dataset anew for each iterator. It does so as if a function could spread over
 several devices: it is placed, split and optimized, which takes 2 to 3 ms each (TensorFlow 2.21, two cores), and an
