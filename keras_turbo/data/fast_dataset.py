@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from keras_turbo.data.assembly import assemble, source_of
@@ -23,9 +22,10 @@ from keras_turbo.data.sources.files import FileSource, files_source
 from keras_turbo.data.sources.image_folder import Subset, image_folder_sources
 from keras_turbo.data.sources.source import Source
 from keras_turbo.data.sources.tf_dataset import TfDatasetSource
+from keras_turbo.data.variant_dataset import VariantDataset
 
 
-class FastDataset(tf.data.Dataset):
+class FastDataset(VariantDataset):
     """Batches for `fit()`, as fast as the machine makes them, in an order that a seed decides.
 
     It is a `tf.data.Dataset`: `fit`, `evaluate`, `predict`, `tf.distribute` and every method of tf.data take it.
@@ -180,7 +180,7 @@ class FastDataset(tf.data.Dataset):
             FileNotFoundError, NotADirectoryError: no such folder.
             TypeError, ValueError: an argument that can't be; a folder without images.
         """
-        settings = _settings_of(options, "from_image_folder")
+        settings = Settings.of(options, "from_image_folder")
         if image_size is None and settings.batch_size not in (None, 1):
             raise ValueError(
                 "image_size=None keeps each image's own size, and images of different sizes can't be batched. Give "
@@ -248,7 +248,7 @@ class FastDataset(tf.data.Dataset):
         Raises:
             ValueError: no file matches, and what `FastDataset` and `from_image_folder` raise.
         """
-        settings = _settings_of(options, "from_files")
+        settings = Settings.of(options, "from_files")
         source, names = files_source(pattern, load_fn, labels, label_mode, class_names)
         dataset = cls.__new__(cls)
         dataset._assemble(source, settings, names)
@@ -271,18 +271,10 @@ class FastDataset(tf.data.Dataset):
             source, self._settings, order=order, like=None if like is None else like._pipeline
         )
         self._epochs = Epochs(self._pipeline, self._dataset)
-        # What pyright takes for the base class is a front of it.
-        super().__init__(self._dataset._variant_tensor)  # pyright: ignore[reportCallIssue]
+        variant = tf.data.experimental.to_variant(self._dataset)
+        super().__init__(variant, self._dataset.element_spec, [self._dataset], holds=None)
 
     # What tf.data asks of a dataset.
-
-    @property
-    def element_spec(self) -> Any:
-        """The structure of `tf.TensorSpec`s of a batch."""
-        return self._dataset.element_spec
-
-    def _inputs(self) -> list[tf.data.Dataset]:
-        return [self._dataset]
 
     def __iter__(self) -> tf.data.Iterator:
         """As `tf.data.Dataset.__iter__`; the iterator has one more method, `stacks(count)`.
@@ -313,18 +305,7 @@ class FastDataset(tf.data.Dataset):
 
         `tf.data.UNKNOWN_CARDINALITY` as long as it can't be known: with `on_error="skip"` until one epoch is through.
         """
-        if self._pipeline is None:
-            return tf.convert_to_tensor(self._dataset.cardinality())
-        order, failures = self._pipeline.order, self._pipeline.failures
-        number = order.num_examples
-        if self._pipeline.may_skip:
-            positions = np.arange(number) if order.num_shards == 1 else order.positions(0)
-            # A shard has other examples in each epoch, and with them another number of those that fail.
-            varies = order.num_shards > 1 and not order.is_fixed
-            if varies or not failures.are_known(positions):
-                return tf.constant(tf.data.UNKNOWN_CARDINALITY, tf.int64)
-            number -= int(np.count_nonzero(failures.are_failed(positions)))
-        return tf.constant(self._pipeline.num_batches(number), tf.int64)
+        return self._epochs.cardinality()
 
     def shard(  # pyright: ignore[reportIncompatibleMethodOverride] (there, tensors are numbers too)
         self, num_shards: int, index: int, name: str | None = None
@@ -376,7 +357,7 @@ class FastDataset(tf.data.Dataset):
             ValueError: there are no labels, the order changes from epoch to epoch, or it is not known yet what will be
                 skipped.
         """
-        positions = self._fixed_positions("labels")
+        positions = self._epochs.fixed_positions("labels")
         labels = self._source.labels_at(positions)
         if labels is None:
             raise ValueError("This dataset has no labels: it was built without `y` or `labels`.")
@@ -387,7 +368,7 @@ class FastDataset(tf.data.Dataset):
         """The files in the order in which they are yielded; raises as `labels` does."""
         if not isinstance(self._source, FileSource):
             raise ValueError("This dataset is not made of files, so it has no `file_paths`.")
-        return [self._source.paths[position] for position in self._fixed_positions("file_paths")]
+        return [self._source.paths[position] for position in self._epochs.fixed_positions("file_paths")]
 
     @property
     def skipped(self) -> list[SkippedExample]:
@@ -414,38 +395,3 @@ class FastDataset(tf.data.Dataset):
         report = measure_pipeline(self._pipeline, seconds)
         report.print()
         return report
-
-    def _fixed_positions(self, what: str) -> np.ndarray:
-        """The positions in yield order, where there is one."""
-        if self._pipeline is None:
-            raise ValueError(f"`{what}` of a tf.data.Dataset without a store can't be known.")
-        order, failures = self._pipeline.order, self._pipeline.failures
-        if not order.is_fixed:
-            raise ValueError(
-                f"`{what}` has no fixed order: shuffle=True gives each epoch another. Use shuffle=False for "
-                "evaluation, or reshuffle_each_epoch=False."
-            )
-        positions = order.positions(0)
-        if self._pipeline.may_skip:
-            if not failures.are_known(positions):
-                raise ValueError(
-                    f"`{what}` can't be known before one epoch is through: on_error='skip' may leave examples out. "
-                    "Iterate once."
-                )
-            positions = positions[~failures.are_failed(positions)]
-        if self._settings.drop_remainder:
-            positions = positions[: len(positions) // self._settings.batch_size * self._settings.batch_size]
-        return positions
-
-
-def _settings_of(options: dict[str, Any], constructor: str) -> Settings:
-    try:
-        return Settings(**options)
-    except TypeError as error:
-        unknown = sorted(set(options) - set(Settings.__dataclass_fields__))
-        if not unknown:
-            raise
-        known = ", ".join(Settings.__dataclass_fields__)
-        raise TypeError(
-            f"{constructor}() has no option {', '.join(unknown)}. Its further options are: {known}."
-        ) from error

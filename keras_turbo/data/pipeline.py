@@ -10,11 +10,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_turbo.data.epoch_positions import EpochPositions
 from keras_turbo.data.example_order import EpochCounter, ExampleOrder
 from keras_turbo.data.example_store import ExampleStore
 from keras_turbo.data.failures import Failures
+from keras_turbo.data.light_operations import light_filter, light_flat_map, light_map, light_scan, light_unbatch
 from keras_turbo.data.python_calls import call_on
 from keras_turbo.data.sources.source import Source
+from keras_turbo.data.stacking import stacks_of_rows
 from keras_turbo.data.user_functions import ElementFunction, RandomFunction
 
 # Small batches are gathered many at a time and cut: below this size the fixed cost of a gather, about 40 us, is more
@@ -85,7 +88,9 @@ class Pipeline:
         Args:
             stacked: how many batches to put together along a new first axis, as elements of shape
                 `(stacked, batch, ...)`. The last full batches may be fewer, and a last batch that is not full comes
-                alone, as `(1, rows, ...)`. None: batches as they are.
+                alone, as `(1, rows, ...)`. None: batches as they are. Two stacks are ready ahead of the step and one
+                more is being made, or three where examples are made one by one: choose a number with which six stacks
+                are little memory.
             only_stored: whether to leave out what loads examples, once `only_gathers()`.
         """
         if self._gathers_always or only_stored:
@@ -166,32 +171,28 @@ class Pipeline:
                 loaded.take(tf.where(complete, nothing, everything))
             )
 
-        return tf.data.Dataset.from_tensors(0).flat_map(chosen)
+        return light_flat_map(tf.data.Dataset.from_tensors(0), chosen)
 
-    def _positions(self, chunk: int) -> tf.data.Dataset:
-        """The order of an epoch, which begins here: vectors of up to `chunk` examples, without what is known to fail.
-
-        Elements are dicts of int64 vectors: "epoch", "ordinal" (the place in the epoch) and "position".
-        """
-        count = self.order.num_examples
-
+    @property
+    def _positions(self) -> EpochPositions:
         def begin() -> tuple[tf.Tensor, tf.Tensor]:
-            # Python, once an epoch: as graph code it would be instantiated for each iterator, at some 10 ms.
+            # Python draws the permutation: as graph code, its fifty nodes would be made for each iterator.
             epoch, permutation = call_on(self, Pipeline.begin_epoch, [], [tf.int64, tf.int64])
             return tf.ensure_shape(epoch, []), tf.ensure_shape(permutation, [self.order.permutation_size])
 
-        def step(state: tuple[tf.Tensor, tf.Tensor], index: tf.Tensor) -> tuple[Any, dict[str, tf.Tensor]]:
-            epoch, permutation = tf.cond(state[0] < 0, begin, lambda: state)
-            ordinals = tf.range(index * chunk, tf.minimum((index + 1) * chunk, count))
-            positions = self.order.at(ordinals, epoch, permutation)
-            vectors = {"epoch": tf.fill(tf.shape(ordinals), epoch), "ordinal": ordinals, "position": positions}
-            if self.may_skip:
-                loadable = ~tf.gather(self.failures.failed_view, positions)
-                vectors = {name: tf.boolean_mask(vector, loadable) for name, vector in vectors.items()}
-            return (epoch, permutation), vectors
+        return EpochPositions(self.order, begin)
 
-        before = (tf.constant(-1, tf.int64), tf.zeros([self.order.permutation_size], tf.int64))
-        return tf.data.Dataset.range(math.ceil(count / chunk)).scan(before, step)
+    def _chunks(self, size: int) -> tf.data.Dataset:
+        """Up to `size` positions at a time, as `EpochPositions.chunks`, without those known to fail."""
+        chunks = self._positions.chunks(size)
+        if not self.may_skip:
+            return chunks
+
+        def without_failed(chunk: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+            loadable = ~tf.gather(self.failures.failed_view, chunk["position"])
+            return {name: tf.boolean_mask(vector, loadable) for name, vector in chunk.items()}
+
+        return light_map(chunks, without_failed)
 
     def _example_seed(self, epoch: tf.Tensor, position: tf.Tensor) -> tf.Tensor:
         seed = tf.stack([tf.constant(self.seed ^ _EXAMPLE_SEEDS, tf.int64), epoch])
@@ -208,55 +209,36 @@ class Pipeline:
         """An epoch of examples that are in memory or in a complete store: gathered whole, if nothing is done to one."""
         if self.augment_fn is not None:
             return self._one_by_one(stacked, from_memory=True)
-        batches_at_once = self._batches_per_gather() if stacked is None else stacked
-        gathered = self._positions(batches_at_once * (self.batch_size or 1)).map(
-            lambda vectors: self._gather(vectors["position"]),
-            # Two gathers of one batch are made while the step takes a third; a stack is large, and lasts for long.
+        if self.batch_size is None or self.may_skip:
+            return self._from_memory_in_rows(stacked)
+        at_once = stacked or self._batches_per_gather()
+        gathered = self._positions.batches(
+            self._gather,
+            batch_size=self.batch_size,
+            drop_remainder=self.drop_remainder,
+            # One large batch by itself is nothing to cut, and another copy of it costs something.
+            stacked=None if stacked is None and at_once == 1 else at_once,
+            # A stack is large and lasts for long, so that no second one need be made beside it.
             num_parallel_calls=PREFETCHED_BATCHES if stacked is None else 1,
-            deterministic=True,
+        )
+        return light_unbatch(gathered) if stacked is None and at_once > 1 else gathered
+
+    def _from_memory_in_rows(self, stacked: int | None) -> tf.data.Dataset:
+        """The same where no batch is known before its rows are: some may be left out, or there are no batches."""
+        size = self.batch_size or 1
+        chunks = self._chunks(size * (stacked or self._batches_per_gather()))
+        rows = light_map(
+            chunks, lambda chunk: self._gather(chunk["position"]), PREFETCHED_BATCHES if stacked is None else 1
         )
         if self.batch_size is None:
-            return gathered.unbatch()
+            return light_unbatch(rows)
         if stacked is not None:
-            if self.may_skip:
-                gathered = gathered.rebatch(stacked * self.batch_size, drop_remainder=False)
-            return self._cut(gathered)
-        if batches_at_once == 1 and not self.may_skip and not self.drop_remainder:
-            return gathered  # each is a batch already, and large enough for another copy to cost something
-        return gathered.rebatch(self.batch_size, drop_remainder=self.drop_remainder)
-
-    def _cut(self, rows: tf.data.Dataset) -> tf.data.Dataset:
-        """Stacks of batches from the rows of several, of which only the last element's end in one that is not full."""
-        size = self.batch_size or 1
-
-        def stacks_of(*element: Any) -> tf.data.Dataset:
-            leaves = tf.nest.flatten(element)
-            in_full_ones = tf.shape(leaves[0])[0] // size * size
-
-            def cut(begin: Any, end: Any, batch: int | tf.Tensor) -> tf.data.Dataset:
-                # One slice of everything, which is no copy; none of nothing.
-                number = tf.minimum(end - begin, 1)
-
-                def stack(leaf: tf.Tensor) -> tf.Tensor:
-                    inner = leaf.shape[1:]
-                    stacks = tf.reshape(leaf[begin:end], [number, (end - begin) // tf.maximum(batch, 1), batch, *inner])
-                    return tf.ensure_shape(stacks, [None, None, None, *inner])
-
-                return tf.data.Dataset.from_tensor_slices(
-                    tf.nest.pack_sequence_as(element[0] if len(element) == 1 else element, [stack(x) for x in leaves])
-                )
-
-            full = cut(0, in_full_ones, size)
-            if self.drop_remainder:
-                return full
-            number_of_rows = tf.shape(leaves[0])[0]
-            return full.concatenate(cut(in_full_ones, number_of_rows, number_of_rows - in_full_ones))
-
-        return rows.flat_map(stacks_of)
+            return stacks_of_rows(rows.rebatch(stacked * size, drop_remainder=False), size, self.drop_remainder)
+        return rows.rebatch(size, drop_remainder=self.drop_remainder)
 
     def _batches_per_gather(self) -> int:
-        spec = tf.data.Dataset.range(1).map(self._gather).element_spec
-        example_bytes = max(1, sum(_static_bytes(leaf) for leaf in tf.nest.flatten(spec)))
+        example = self._gather(tf.zeros([1], tf.int64))
+        example_bytes = max(1, sum(_num_bytes(leaf) for leaf in tf.nest.flatten(example)))
         size = self.batch_size or 1
         most = max(1, self.order.num_examples // (size * 4))
         return max(1, min(_MOST_BATCHES_A_GATHER, _GATHER_BYTES // (size * example_bytes), most))
@@ -284,7 +266,7 @@ class Pipeline:
                 made["stored"] = _as_tensors(example)
             return tf.nest.map_structure(lambda t: t[None], made) if self.batch_size is None else made
 
-        examples = self._positions(_POSITIONS_AT_ONCE).unbatch()
+        examples = light_unbatch(self._chunks(_POSITIONS_AT_ONCE))
         examples = examples.map(make, num_parallel_calls=self.parallel_calls, deterministic=True)
         # What failed is missed and accounted for below, by its ordinal.
         examples = examples.ignore_errors(log_warning=False)
@@ -292,17 +274,19 @@ class Pipeline:
         batches = examples if self.batch_size is None else examples.batch(self.batch_size * (stacked or 1))
         if store is not None:
             # Loading goes on while a batch is written. In fresh memory that can take a third of the time of decoding.
-            batches = batches.prefetch(PREFETCHED_BATCHES)
+            batches = batches.prefetch(PREFETCHED_BATCHES if stacked is None else 1)
         batches = batches.concatenate(_end_marker(batches.element_spec))
-        batches = batches.scan((tf.constant(0, tf.int64), tf.constant(-1, tf.int64)), self._accounting_for(store))
+        batches = light_scan(
+            batches, (tf.constant(0, tf.int64), tf.constant(-1, tf.int64)), self._accounting_for(store)
+        )
         # The end marker has no rows, and goes.
         if self.batch_size is None:
-            return batches.unbatch()
+            return light_unbatch(batches)
         if stacked is not None:
-            return self._cut(batches)
+            return stacks_of_rows(batches, self.batch_size, self.drop_remainder)
         if self.drop_remainder:
             return batches.rebatch(self.batch_size, drop_remainder=True)
-        return batches.filter(lambda *batch: tf.shape(tf.nest.flatten(batch)[0])[0] > 0)
+        return light_filter(batches, lambda batch: tf.shape(tf.nest.flatten(batch)[0])[0] > 0)
 
     def _accounting_for(self, store: ExampleStore | None) -> Callable:
         """The function that sees each batch go by: finds gaps, fills the store, and hands on what the user wants."""
@@ -384,7 +368,6 @@ def _end_marker(element_spec: Any) -> tf.data.Dataset:
     return tf.data.Dataset.from_tensors(marker)
 
 
-def _static_bytes(spec: tf.TensorSpec) -> int:
-    """Bytes of a tensor as far as its shape is known; a string counts as its handle."""
-    elements = math.prod(size or 1 for size in spec.shape)
-    return elements * (spec.dtype.size or 16)
+def _num_bytes(tensor: tf.Tensor) -> int:
+    """Bytes of a tensor; a string counts as its handle."""
+    return (tensor.shape.num_elements() or 0) * (tensor.dtype.size or 16)

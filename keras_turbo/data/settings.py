@@ -73,6 +73,24 @@ class Settings:
         if self.drop_remainder and self.batch_size is None:
             raise ValueError("`drop_remainder=True` has no meaning with batch_size=None: there are no batches.")
 
+    @classmethod
+    def of(cls, options: dict[str, Any], constructor: str) -> Settings:
+        """The settings that a constructor was given as further options.
+
+        Raises:
+            TypeError: there is no option of that name; the error lists those that there are.
+        """
+        try:
+            return cls(**options)
+        except TypeError as error:
+            unknown = sorted(set(options) - set(cls.__dataclass_fields__))
+            if not unknown:
+                raise
+            known = ", ".join(cls.__dataclass_fields__)
+            raise TypeError(
+                f"{constructor}() has no option {', '.join(unknown)}. Its further options are: {known}."
+            ) from error
+
     def for_validation(self) -> Settings:
         """The same without what is for training only."""
         return dataclasses.replace(self, shuffle=False, augment_fn=None)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
+import weakref
 from pathlib import Path
 
 import keras
@@ -13,6 +15,7 @@ from PIL import Image
 
 from keras_turbo import FastDataset
 from keras_turbo.data.example_order import WHOLE_PERMUTATION_LIMIT
+from tests.data.garbage import goes
 
 
 def batches_of(dataset):
@@ -487,6 +490,58 @@ class TestImages:
         assert [image.shape for image in batches_of(dataset)] == [(4, 8, 3), (6, 2, 3)]
         with pytest.raises(ValueError, match="batch_size=None"):
             FastDataset.from_image_folder(tmp_path, labels=None, image_size=None)
+
+
+class TestIterators:
+    def test_once_all_is_stored_only_the_store_is_iterated(self, images):
+        dataset = FastDataset.from_image_folder(images, image_size=(4, 4), batch_size=5, shuffle=True, seed=0)
+        other = FastDataset.from_image_folder(
+            images, image_size=(4, 4), batch_size=5, shuffle=True, seed=0, cache=False
+        )
+        assert dataset._epochs.stored() is None
+        assert bytes_of(dataset) == bytes_of(other)
+        stored = dataset._epochs.stored()
+        assert stored is dataset._epochs.stored() is not None
+        assert stored.element_spec == dataset.element_spec
+        for path in sorted(images.rglob("*.jpg")):
+            path.unlink()
+        iterator = iter(dataset)
+        pipeline = weakref.ref(dataset._pipeline)
+        del dataset, stored
+        gc.collect()
+        assert len(list(iterator)) == 3
+        del iterator
+        assert goes(lambda: pipeline() is None)
+
+    def test_a_shard_is_stored_when_all_that_it_may_want_is(self, images):
+        options = {"image_size": (4, 4), "batch_size": 5, "seed": 0, "shuffle": True}
+        fixed = FastDataset.from_image_folder(images, reshuffle_each_epoch=False, **options).shard(2, 0)
+        assert bytes_of(fixed) == bytes_of(fixed)
+        assert fixed._epochs.stored() is not None
+        one, other = (FastDataset.from_image_folder(images, **options).shard(2, index) for index in range(2))
+        batches_of(one)
+        assert one._epochs.stored() is other._epochs.stored() is None
+
+    def test_the_train_function_is_traced_once(self, images):
+        traced = []
+
+        class Spy(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.dense = keras.layers.Dense(2)
+
+            def call(self, images):
+                traced.append(images.shape)
+                return self.dense(keras.ops.reshape(images, (-1, 48)))
+
+        dataset = FastDataset.from_image_folder(images, image_size=(4, 4), batch_size=4)
+        model = Spy()
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
+        model.fit(dataset, verbose=0)
+        assert dataset._epochs.stored() is not None
+        before = len(traced)
+        model.fit(dataset, epochs=2, verbose=0)
+        assert len(traced) == before
 
 
 class TestCacheAuto:

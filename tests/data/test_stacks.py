@@ -51,6 +51,10 @@ def assert_equal(batches: list[Any], expected: list[Any]) -> None:
             np.testing.assert_array_equal(leaf, other_leaf)
 
 
+def shaded(image: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+    return tf.image.stateless_random_hue(image, 0.1, seed)
+
+
 @pytest.fixture
 def photos(tmp_path):
     """Eleven small images in two class folders."""
@@ -197,7 +201,7 @@ class TestFiles:
         for _ in range(EPOCHS):
             assert_equal(unstacked(stacks_of(one, 2)), batches_of(other))
 
-    @pytest.mark.parametrize("augment_fn", [None, lambda image, seed: tf.image.stateless_random_hue(image, 0.1, seed)])
+    @pytest.mark.parametrize("augment_fn", [None, pytest.param(shaded, marks=pytest.mark.slow)])
     def test_a_store_that_is_shared_by_shards(self, photos, augment_fn):
         options = {"image_size": (4, 5), "batch_size": 3, "shuffle": True, "seed": 0, "augment_fn": augment_fn}
         one, other = (FastDataset.from_image_folder(photos, **options) for _ in range(2))
