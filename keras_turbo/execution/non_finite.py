@@ -91,12 +91,13 @@ class _Finder:
                     "or `train_step` around it. A square root or norm at 0, a logarithm or a division near 0 do this."
                 )
 
-            args, kwargs = keras.tree.map_structure(lambda x: _gradient_checked(x, gradient_of_inputs), (args, kwargs))
+            args = _gradients_checked(args, gradient_of_inputs)
+            kwargs = _gradients_checked(kwargs, gradient_of_inputs)
             outputs = original(operation, *args, **kwargs)
             bad = [tensor for tensor in _float_tensors(outputs) if not _is_finite(tensor)]
             if bad:
                 raise NonFiniteError(self._about_outputs(operation, path, args, kwargs, bad))
-            return keras.tree.map_structure(lambda x: _gradient_checked(x, gradient_of_outputs), outputs)
+            return _gradients_checked(outputs, gradient_of_outputs)
         finally:
             stack.pop()
 
@@ -183,6 +184,10 @@ class _Finder:
             f"{_kind(bad)} in the output of {path!r} ({type(operation).__name__}){self._at_step}.\n"
             f"{_described({'output': bad[0], **inputs, **weights})}{cause}"
         )
+
+
+def _gradients_checked(structure: Any, message: Callable[[str], str]) -> Any:
+    return keras.tree.map_structure(lambda leaf: _gradient_checked(leaf, message), structure)
 
 
 def _gradient_checked(value: Any, message: Callable[[str], str]) -> Any:

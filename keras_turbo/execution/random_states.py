@@ -33,6 +33,8 @@ def seeded(seed: int) -> Iterator[None]:
     tensorflow_seed, tensorflow_numbers = context._seed, getattr(context, "_rng", None)
     keras_values = {name: keras_state.get_global_attribute(name) for name in _KERAS_NAMES}
     keras.utils.set_random_seed(seed)
+    # Keras 3.12 goes on with the generator that there is.
+    keras_state.set_global_attribute(_KERAS_GENERATOR, None)
     try:
         yield
     finally:
@@ -46,8 +48,9 @@ def seeded(seed: int) -> Iterator[None]:
             keras_state.set_global_attribute(name, value)
 
 
-# The seed that was set, and the generator behind `keras.random` functions that are given none.
-_KERAS_NAMES = ("global_random_seed", "global_seed_generator")
+# The generator behind `keras.random` functions that are given no seed, and the seed that was set.
+_KERAS_GENERATOR = "global_seed_generator"
+_KERAS_NAMES = (_KERAS_GENERATOR, "global_random_seed")
 
 
 def _eager_context() -> Any:
@@ -59,7 +62,6 @@ def _eager_context() -> Any:
         found = None
     else:
         found = context()
-        found.ensure_initialized()
     if not hasattr(found, "_seed"):
         raise RuntimeError(
             f"TensorFlow {tf.__version__} does not keep its random seed where 2.17 to 2.21 do, so that it can't be put "

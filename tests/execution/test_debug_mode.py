@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras.src.backend.common import global_state
 
 import keras_turbo
 from keras_turbo.execution.debug_mode import DebugMode, is_debugging
@@ -177,7 +178,8 @@ def test_layers_of_half_precision_weights_are_left_alone():
 
 
 def draws():
-    return [random.random(), np.random.rand(), float(tf.random.uniform(())), float(keras.random.uniform(()))]
+    numpy_draw = np.random.rand()  # noqa: NPY002 (the global state is under test)
+    return [random.random(), numpy_draw, float(tf.random.uniform(()))]
 
 
 def test_seeds_are_set_and_random_states_go_on_where_they_were():
@@ -199,6 +201,20 @@ def test_seeds_are_set_and_random_states_go_on_where_they_were():
     assert draws() == inside
 
 
+def test_the_generator_of_keras_is_seeded_and_put_back():
+    keras.random.uniform(())
+    generator = global_state.get_global_attribute("global_seed_generator")
+    state = generator.state.numpy().copy()
+    inside = []
+    for _ in range(2):
+        with keras_turbo.debug_mode(seed=9):
+            inside.append([float(keras.random.uniform(())), float(keras.random.uniform(()))])
+    assert inside[0] == inside[1]
+    assert len(set(inside[0])) == 2
+    assert global_state.get_global_attribute("global_seed_generator") is generator
+    np.testing.assert_array_equal(generator.state.numpy(), state)
+
+
 def test_no_seed_leaves_random_states_alone():
     keras.utils.set_random_seed(1)
     expected = draws()
@@ -207,6 +223,7 @@ def test_no_seed_leaves_random_states_alone():
         assert draws() == expected
 
 
+@pytest.mark.slow
 def test_an_unset_seed_stays_unset(run_python):
     out = run_python(
         """

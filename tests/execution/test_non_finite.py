@@ -175,6 +175,7 @@ def test_gradients_under_loss_scaling():
     assert "Inf in the gradients of 4 of 4 weights at step 2 of the optimizer: number 0" in text
 
 
+@pytest.mark.slow
 def test_masks_and_embeddings_and_recurrent_layers_train_as_in_a_graph(debugging):
     tokens = np.array([[1, 2, 3, 0, 0], [4, 1, 0, 0, 0]] * 4)
 
@@ -183,14 +184,14 @@ def test_masks_and_embeddings_and_recurrent_layers_train_as_in_a_graph(debugging
         inputs = keras.Input((5,), dtype="int32")
         hidden = keras.layers.Embedding(6, 4, mask_zero=True)(inputs)
         hidden = keras.layers.MultiHeadAttention(2, 2)(hidden, hidden)
-        hidden = keras.layers.Bidirectional(keras.layers.LSTM(3, return_sequences=True))(hidden)
+        hidden = keras.layers.LSTM(3, return_sequences=True)(hidden)
         model = keras.Model(inputs, keras.layers.Dense(2)(keras.layers.GlobalAveragePooling1D()(hidden)))
         model = compiled(model, optimizer="adam", jit_compile=False)
-        return model.fit(tokens, np.ones((8, 2)), batch_size=4, epochs=3, shuffle=False, verbose=0).history["loss"]
+        return model.fit(tokens, np.ones((8, 2)), epochs=2, shuffle=False, verbose=0).history["loss"]
 
     in_debug_mode = losses()
     debugging.close()
-    # Attention that sees a padded row in full divides by 0 in no backend; equal losses say that masks arrive.
+    # Equal losses say that masks arrive.
     np.testing.assert_allclose(in_debug_mode, losses(), rtol=1e-5)
 
 
@@ -203,8 +204,8 @@ def test_gradients_of_rows_pass():
     with tf.GradientTape() as tape:
         total = tf.reduce_sum(Lookup()(dense(X)) ** 2)
     gradient = tape.gradient(total, dense.kernel.value)
-    debugging_free = tf.gather(X, [0, 0, 1])
-    expected = 2 * tf.transpose(debugging_free) @ (debugging_free @ dense.kernel + dense.bias)
+    rows = tf.gather(X, [0, 0, 1])
+    expected = 2 * tf.transpose(rows) @ (rows @ dense.kernel + dense.bias)
     np.testing.assert_allclose(gradient, expected, rtol=1e-5)
 
 
