@@ -96,9 +96,13 @@ class RetraceWatch:
     def traced(self, data: Any) -> None:
         """Notes a trace; to be called in the body of the traced function.
 
+        Where the function runs eagerly, nothing is traced, and nothing is done.
+
         Args:
             data: The symbolic batch, in the structure that a `train_step` takes.
         """
+        if not tf.inside_function():
+            return
         with self._lock:
             specs = specs_of(data)
             if self._called_with is not None:
@@ -215,9 +219,7 @@ def _watched_function(model: keras.Model, name: str) -> Iterator[None]:
 
     @functools.wraps(step)
     def watched_step(data: Any) -> Any:
-        # Eagerly the step's Python runs each time.
-        if tf.inside_function():
-            watch.traced(data)
+        watch.traced(data)
         return step(data)
 
     def watched_make(force: bool = False) -> Any:

@@ -39,6 +39,10 @@ def watched_function(name="train", **options):
     return tf.function(body), watch
 
 
+def trace(watch, specs):
+    tf.function(watch.traced).get_concrete_function(specs)
+
+
 def warning_of(function, *batches):
     """The text of the one warning that calls give; all but the last call must be quiet."""
     *before, last = batches
@@ -151,19 +155,29 @@ def test_a_generalized_size_that_nobody_knows():
 def test_a_trace_that_left_the_size_open_covers_all():
     watch = RetraceWatch("train")
     for shape in ((None, None), (8, 10), (8, 11)):
-        watch.traced(tf.TensorSpec(shape))
+        trace(watch, tf.TensorSpec(shape))
+
+
+def test_an_eager_function_has_no_traces():
+    function, _ = watched_function()
+    tf.config.run_functions_eagerly(True)
+    try:
+        for length in (10, 11, 12):
+            function(tf.ones((8, length)))
+    finally:
+        tf.config.run_functions_eagerly(False)
 
 
 @pytest.mark.parametrize("jit_compile", [True, False])
 def test_open_sizes_under_xla_are_told_at_once(jit_compile):
     watch = RetraceWatch("train", jit_compile=jit_compile)
     watch_of_batches = RetraceWatch("train", jit_compile=jit_compile)
-    watch_of_batches.traced(tf.TensorSpec((None, 4)))  # only the batch's size is open
+    trace(watch_of_batches, tf.TensorSpec((None, 4)))  # only the batch's size is open
     if not jit_compile:
-        watch.traced({"a": tf.TensorSpec((None, None, 4))})
+        trace(watch, {"a": tf.TensorSpec((None, None, 4))})
         return
     with pytest.warns(RetracingWarning, match=r"axis 1 of x\['a'\].* compiles it anew for each size"):
-        watch.traced({"a": tf.TensorSpec((None, None, 4))})
+        trace(watch, {"a": tf.TensorSpec((None, None, 4))})
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])
