@@ -10,7 +10,6 @@ import json
 import os
 import platform
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +19,7 @@ import numpy as np
 import rich.console
 import rich.table
 import tensorflow as tf
+from _epoch_seconds import EpochSeconds  # noqa: F401 (for the benchmarks, from here)
 
 import keras_turbo
 
@@ -234,20 +234,6 @@ def environment() -> dict[str, Any]:
 def hide_gpus() -> None:
     """The figures are of the processor, which is what feeds a GPU."""
     tf.config.set_visible_devices([], "GPU")
-
-
-class EpochSeconds(keras.callbacks.Callback):
-    """Times the epochs of a fit."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seconds: list[float] = []
-
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self._begun_at = time.perf_counter()
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self.seconds.append(time.perf_counter() - self._begun_at)
 
 
 def _cpu_model() -> str:

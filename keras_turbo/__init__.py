@@ -2,11 +2,13 @@
 
 from keras_turbo.data.fast_dataset import FastDataset
 from keras_turbo.layers import MixedPrecisionSafeHead
+from keras_turbo.execution.debug_mode import debug_mode
 
 __version__ = "0.1.0"
 
 __all__ = [
     "FastDataset",
     "MixedPrecisionSafeHead",
+    "debug_mode",
     "__version__",
 ]
