@@ -2,6 +2,7 @@
 
 from keras_turbo.data.fast_dataset import FastDataset
 from keras_turbo.layers import MixedPrecisionSafeHead
+from keras_turbo.execution.tune import tune  # isort: skip (in the order in which a batch meets them)
 from keras_turbo.execution.debug_mode import debug_mode
 
 __version__ = "0.1.0"
@@ -9,6 +10,7 @@ __version__ = "0.1.0"
 __all__ = [
     "FastDataset",
     "MixedPrecisionSafeHead",
+    "tune",
     "debug_mode",
     "__version__",
 ]

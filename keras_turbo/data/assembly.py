@@ -46,7 +46,7 @@ def source_of(x: Any, y: Any, sample_weight: Any, settings: Settings) -> Source:
 
 
 def assemble(
-    source: Source, settings: Settings, *, order: ExampleOrder | None, like: Pipeline | None
+    source: Source, settings: Settings, *, order: ExampleOrder | None, like: Pipeline | None, counter: EpochCounter
 ) -> tuple[Pipeline | None, tf.data.Dataset]:
     """Builds the graph of a dataset.
 
@@ -55,6 +55,7 @@ def assemble(
         settings: with a seed.
         order: the order of a shard; None for the whole.
         like: the pipeline of what a shard is part of; None for the whole.
+        counter: counts the epochs as they begin.
 
     Returns:
         The parts, None for a stream without positions, and the dataset that they make.
@@ -69,9 +70,9 @@ def assemble(
                 "from its beginning. Apply .ignore_errors() to it, or build the FastDataset from files."
             )
         if isinstance(source, TfDatasetSource) and settings.cache in ("auto", False):
-            dataset = _stream(source, settings, map_fn, augment_fn)
+            dataset = _stream(source, settings, map_fn, augment_fn, counter)
         else:
-            pipeline = _make_pipeline(source, settings, map_fn, augment_fn, order, like)
+            pipeline = _make_pipeline(source, settings, map_fn, augment_fn, order, like, counter)
             dataset = pipeline.dataset()
     if augment_fn is not None and augment_fn.leftover_ops:
         warnings.warn(
@@ -97,6 +98,7 @@ def _make_pipeline(
     augment_fn: RandomFunction | None,
     order: ExampleOrder | None,
     like: Pipeline | None,
+    counter: EpochCounter,
 ) -> Pipeline:
     require_known_length(settings, source)
     if order is None:
@@ -127,6 +129,7 @@ def _make_pipeline(
         store=None,
         failures=Failures(settings.on_error, source.num_examples, source.describe, load_again),
         parallel_calls=settings.parallel_calls,
+        counter=counter,
     )
     if like is not None:
         # A shard of a dataset: the same examples, so the same store, and the same account of what fails.
@@ -145,7 +148,11 @@ def _make_pipeline(
 
 
 def _stream(
-    source: TfDatasetSource, settings: Settings, map_fn: ElementFunction | None, augment_fn: RandomFunction | None
+    source: TfDatasetSource,
+    settings: Settings,
+    map_fn: ElementFunction | None,
+    augment_fn: RandomFunction | None,
+    counter: EpochCounter,
 ) -> tf.data.Dataset:
     if settings.shuffle:
         source.warn_of_buffered_shuffle()
@@ -159,5 +166,5 @@ def _stream(
         map_fn=map_fn,
         augment_fn=augment_fn,
         parallel_calls=settings.parallel_calls,
-        counter=EpochCounter(),
+        counter=counter,
     )

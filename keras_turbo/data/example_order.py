@@ -175,5 +175,10 @@ class EpochCounter:
 
     @property
     def next_epoch(self) -> int:
-        """The number that the next epoch to begin will have."""
+        """The number that the next epoch to begin will have; it can be set."""
         return self._next_epoch
+
+    @next_epoch.setter
+    def next_epoch(self, number: int) -> None:
+        with self._lock:
+            self._next_epoch = number

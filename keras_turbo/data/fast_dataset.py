@@ -13,7 +13,7 @@ import tensorflow as tf
 from keras_turbo.data.assembly import assemble, source_of
 from keras_turbo.data.class_weights import with_all_classes
 from keras_turbo.data.epochs import Epochs
-from keras_turbo.data.example_order import ExampleOrder
+from keras_turbo.data.example_order import EpochCounter, ExampleOrder
 from keras_turbo.data.failures import SkippedExample
 from keras_turbo.data.images import RandomResizedCrop
 from keras_turbo.data.report import PipelineReport, measure_pipeline
@@ -267,8 +267,13 @@ class FastDataset(VariantDataset):
         self.seed = random.randrange(2**31) if settings.seed is None else int(settings.seed)
         # From here on with the seed in use: a shard of the dataset must have the same order.
         self._settings = settings.with_seed(self.seed)
+        self._counter = EpochCounter()
         self._pipeline, self._dataset = assemble(
-            source, self._settings, order=order, like=None if like is None else like._pipeline
+            source,
+            self._settings,
+            order=order,
+            like=None if like is None else like._pipeline,
+            counter=self._counter,
         )
         self._epochs = Epochs(self._pipeline, self._dataset)
         variant = tf.data.experimental.to_variant(self._dataset)
@@ -339,6 +344,26 @@ class FastDataset(VariantDataset):
         return part
 
     # What it knows of its examples.
+
+    @property
+    def epochs_begun(self) -> int:
+        """Number of epochs that have begun, each at its first batch. Set it to let the next one be any other again.
+
+        Raises:
+            ValueError: when it is set to no integer from 0.
+        """
+        return self._counter.next_epoch
+
+    @epochs_begun.setter
+    def epochs_begun(self, number: int) -> None:
+        if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+            raise ValueError(f"`epochs_begun` must be an integer from 0. Received: {number!r}.")
+        self._counter.next_epoch = number
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether examples can only be read one after another: those of a `tf.data.Dataset` without a store."""
+        return self._pipeline is None
 
     @property
     def stored_in(self) -> Literal["memory", "disk"] | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any, Literal, get_args
 
-
 from keras_turbo.execution.setting import ExecutionSetting
 from keras_turbo.execution.stacks import why_not_stackable
 

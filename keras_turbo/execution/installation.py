@@ -21,6 +21,7 @@ import tensorflow as tf
 from keras_turbo.execution.batch_callbacks import needs_every_batch, warn_of_missed_batches
 from keras_turbo.execution.predict_program import PredictLoop
 from keras_turbo.execution.programs import GraphLoop, Steps, XlaLoop
+from keras_turbo.execution.retracing import RetraceWatch, warn_if_eager
 from keras_turbo.execution.setting import ExecutionSetting
 
 _ATTRIBUTE = "_keras_turbo_installation"
@@ -83,9 +84,10 @@ def why_not_settable(model: keras.Model) -> str | None:
 class _BlockFunction:
     """What `fit` calls in place of Keras' train function: runs the steps of one execution."""
 
-    def __init__(self, model: keras.Model, loop: GraphLoop | XlaLoop, one_step: Callable) -> None:
+    def __init__(self, model: keras.Model, loop: GraphLoop | XlaLoop, watch: RetraceWatch, one_step: Callable) -> None:
         self._model = model
         self._loop = loop
+        self._watch = watch
         self._one_step = one_step
         self._steps_asked: int | None = None
         self._steps_done = 0
@@ -101,6 +103,7 @@ class _BlockFunction:
         finally:
             self._steps_asked, self._steps_done, self._iterator = before
             self._loop.forget()
+            self._watch.called_with(None)
 
     def __call__(self, iterator: Any) -> Any:
         """Runs one execution; raises StopIteration where no batch is left."""
@@ -109,10 +112,12 @@ class _BlockFunction:
             # What train_on_batch gives.
             outputs = None
             for batch in itertools.islice(iterator, most):
+                self._watch.called_with(batch)
                 outputs = self._one_step(batch)
             return outputs
         if iterator is not self._iterator:
             self._iterator, self._steps_done = iterator, 0
+            self._watch.called_with(iterator)
         if self._steps_asked is not None:
             # Keras counts executions, and would go past the epoch's last step where it is no multiple.
             most = min(most, self._steps_asked - self._steps_done)
@@ -214,42 +219,44 @@ class Installation:
     def _function(self, attribute: str) -> Any:
         model, setting = self._model, self.setting
         step_name = attribute.replace("function", "step")
-        # Looked up when it is traced: a step that is replaced on the model counts from the next make_train_function on.
-        steps = Steps(model, getattr(model, step_name), lambda batch: None)
+        each_with_xla = setting.loop == "graph" and setting.jit_compile
+        watch = RetraceWatch(step_name.removesuffix("_step"), model.name, jit_compile=each_with_xla)
+        steps = Steps(model, getattr(model, step_name), watch.traced)
         if attribute == "predict_function":
             return PredictLoop(steps, setting.steps_per_execution) if setting.loop == "xla" else None
-        each_with_xla = setting.loop == "graph" and setting.jit_compile
         loop = GraphLoop(steps, jit_compile=each_with_xla)
         if setting.loop == "xla":
             loop = XlaLoop(steps, setting.steps_per_execution, loop, self._warn_of_unstackable)
-        return _BlockFunction(model, loop, steps.xla if each_with_xla else steps.graph)
+        return _BlockFunction(model, loop, watch, steps.xla if each_with_xla else steps.graph)
 
     def _counting(self, name: str) -> Callable:
         attribute, steps_argument = {
             "fit": ("train_function", "steps_per_epoch"),
             "evaluate": ("test_function", "steps"),
         }[name]
-        original = getattr(type(self._model), name)
 
-        @functools.wraps(original)
+        @functools.wraps(getattr(type(self._model), name))
         def method(*args: Any, **kwargs: Any) -> Any:
+            # Looked up now, since debug_mode() replaces it for a while.
+            original = getattr(type(self._model), name)
             given = _arguments(original, self._model, args, kwargs)
             with contextlib.ExitStack() as contexts:
                 if name == "fit":
                     contexts.enter_context(self._as_callbacks_need(given.get("callbacks")))
-                self._make(attribute)
-                if not self._is_eager():
-                    function = self._functions[attribute]
-                    contexts.enter_context(function.asked_for(given.get(steps_argument)))
+                if self._is_eager():
+                    warn_if_eager(self._model)
+                    contexts.enter_context(self._steps_per_execution(1))
+                else:
+                    self._make(attribute)
+                    contexts.enter_context(self._functions[attribute].asked_for(given.get(steps_argument)))
                 return original(self._model, *args, **kwargs)
 
         return method
 
     def _predict(self) -> Callable:
-        original = type(self._model).predict
-
-        @functools.wraps(original)
+        @functools.wraps(type(self._model).predict)
         def method(*args: Any, **kwargs: Any) -> Any:
+            original = type(self._model).predict
             steps = _arguments(original, self._model, args, kwargs).get("steps")
             most = self._model.steps_per_execution
             if steps is not None and steps % most:
@@ -281,8 +288,8 @@ class Installation:
         if reason not in self._warned:
             self._warned.add(reason)
             warnings.warn(
-                f"The model {self._model.name!r} is set to run {self.setting.name}, which needs batches that stack, but "
-                f"{reason}. Its steps run in a graph loop instead, without XLA. Call tune() with this data.",
+                f"The model {self._model.name!r} is set to run {self.setting.name}, which needs batches that stack, "
+                f"but {reason}. Its steps run in a graph loop instead, without XLA. Call tune() with this data.",
                 stacklevel=2,
             )
 

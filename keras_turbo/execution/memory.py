@@ -18,7 +18,9 @@ class PeakMemory:
     """
 
     def __init__(self) -> None:
-        self._gpus = [device.name.removeprefix("/physical_device:") for device in tf.config.list_physical_devices("GPU")]
+        self._gpus = [
+            device.name.removeprefix("/physical_device:") for device in tf.config.list_physical_devices("GPU")
+        ]
         self._before: float | None = None
         for gpu in self._gpus:
             tf.config.experimental.reset_memory_stats(gpu)

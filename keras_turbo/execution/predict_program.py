@@ -48,7 +48,8 @@ class PredictLoop:
         @tf.function(autograph=False, jit_compile=True)
         def over_stack(stack: Any) -> list[tf.Tensor]:
             arrays = [
-                tf.TensorArray(spec.dtype, size=count, element_shape=spec.shape) for spec in tf.nest.flatten(output_spec)
+                tf.TensorArray(spec.dtype, size=count, element_shape=spec.shape)
+                for spec in tf.nest.flatten(output_spec)
             ]
 
             def body(i: tf.Tensor, arrays: list[tf.TensorArray]) -> tuple[tf.Tensor, list[tf.TensorArray]]:

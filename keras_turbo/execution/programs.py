@@ -104,9 +104,7 @@ class GraphLoop:
                 tf.reduce_all(tf.equal(tf.shape(component), shape))
                 for component, shape in zip(_components(batch), first_shapes, strict=True)
             ]
-            return tf.cond(
-                tf.reduce_all(same), lambda: self._steps.xla(batch), lambda: self._steps.graph(batch)
-            )
+            return tf.cond(tf.reduce_all(same), lambda: self._steps.xla(batch), lambda: self._steps.graph(batch))
 
         def run(iterator: tf.data.Iterator, most: tf.Tensor) -> tuple[tf.Tensor, Any]:
             def more(done: tf.Tensor, outputs: Any, batch: Any) -> tf.Tensor:

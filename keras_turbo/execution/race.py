@@ -167,6 +167,8 @@ def short_reason(error: Exception) -> str:
     """What an error says, in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     # TensorFlow puts where in a graph it happened before what happened.
-    told = [line for line in lines if not line.startswith(("Graph execution error", "Detected at node", "File ", "at "))]
+    told = [
+        line for line in lines if not line.startswith(("Graph execution error", "Detected at node", "File ", "at "))
+    ]
     text = (told or lines or [""])[0]
     return f"{type(error).__name__}: {text}"[:_LONGEST_REASON]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import time
@@ -88,6 +89,7 @@ class Sample:
 
     def input_ms(self, seconds: float) -> float:
         """Milliseconds that the data itself takes for a batch, measured for about so long, or one epoch of it."""
+
         # In a graph, since a batch handed to Python costs as much as many a pipeline.
         @tf.function(autograph=False)
         def pull(iterator: tf.data.Iterator) -> tf.Tensor:
@@ -195,13 +197,14 @@ def _as_dataset(data: Any, batch_size: int) -> tuple[tf.data.Dataset, int | None
 
 def _to_look_at(dataset: tf.data.Dataset) -> tuple[tf.data.Dataset, Callable[[], None]]:
     """What to read in place of a dataset, and what to call after it, so that the dataset has not moved on."""
-    if hasattr(dataset, "epochs_begun"):
-        epochs = dataset.epochs_begun
 
-        def put_back() -> None:
-            dataset.epochs_begun = epochs
+    def put_back() -> None:
+        return None
 
-        return dataset, put_back
+    if hasattr(dataset, "epochs_begun"):  # a FastDataset counts its epochs
+        put_back = functools.partial(setattr, dataset, "epochs_begun", dataset.epochs_begun)
+        if not dataset.is_stream:
+            return dataset, put_back
     copy = unread_copy(dataset)
     if copy is None:
         warnings.warn(
@@ -209,12 +212,14 @@ def _to_look_at(dataset: tf.data.Dataset) -> tuple[tf.data.Dataset, Callable[[],
             "from now on have another order than without tune().",
             stacklevel=4,
         )
-    return copy or dataset, lambda: None
+    return copy or dataset, put_back
 
 
 def _is_array(part: Any) -> bool:
     leaves = keras.tree.flatten(part)
-    return bool(leaves) and all(hasattr(leaf, "shape") and hasattr(leaf, "dtype") and len(leaf.shape) for leaf in leaves)
+    return bool(leaves) and all(
+        hasattr(leaf, "shape") and hasattr(leaf, "dtype") and len(leaf.shape) for leaf in leaves
+    )
 
 
 def _as_fit_takes(array: Any) -> Any:

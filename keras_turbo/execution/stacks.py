@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
@@ -117,7 +118,7 @@ def _stacked(iterator: tf.data.Iterator, batches: int) -> Iterator[Stack]:
 def _split(stack: Any, rows: np.ndarray) -> Iterator[Stack]:
     """Runs of batches with equally many rows, in their order."""
     borders = [0, *(np.flatnonzero(np.diff(rows)) + 1), len(rows)]
-    pieces = deque(zip(borders[:-1], borders[1:], strict=True))
+    pieces = deque(itertools.pairwise(borders))
     if len(pieces) == 1:
         # As many as in the longest batch, so nothing is filled up.
         yield Stack(stack, 0, len(rows))

@@ -17,6 +17,7 @@ from keras_turbo.execution.installation import apply_setting, remove_setting, wh
 from keras_turbo.execution.programs import Steps
 from keras_turbo.execution.race import Candidate, Race
 from keras_turbo.execution.results_file import ResultsFile, result_key
+from keras_turbo.execution.retracing import warn_if_eager
 from keras_turbo.execution.sample import Sample
 from keras_turbo.execution.setting import ExecutionSetting
 from keras_turbo.execution.training_state import TrainingState
@@ -89,6 +90,7 @@ def tune(
     sample = Sample(data, batch_size=batch_size, most_batches=_SAMPLE_BATCHES)
     every_batch = needs_every_batch(callbacks)
     remove_setting(model)
+    warn_if_eager(model)
     _build(model, sample)
     file, key = None, ""
     if results_file is not None:

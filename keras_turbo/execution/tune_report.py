@@ -69,7 +69,8 @@ class TuneReport:
             KeyError, TypeError, ValueError: other values.
         """
         candidates = tuple(
-            CandidateFigures(**{**each, "setting": ExecutionSetting(**each["setting"])}) for each in values["candidates"]
+            CandidateFigures(**{**each, "setting": ExecutionSetting(**each["setting"])})
+            for each in values["candidates"]
         )
         changed = {
             "candidates": candidates,

@@ -57,7 +57,9 @@ def tolerance_of(setting):
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "dropped"])
 def test_training_equals_one_step_at_a_time(name, setting):
     # 22 examples: five full batches and one of two; two executions, of which the second is short.
-    fit = lambda model: model.fit(batches(22), epochs=2, verbose=0, validation_data=examples(9))
+    def fit(model):
+        return model.fit(batches(22), epochs=2, verbose=0, validation_data=examples(9))
+
     assert_equal_training(MODELS[name], setting, fit, tolerance_of(setting))
 
 
@@ -68,7 +70,9 @@ def test_steps_compiled_one_by_one_equal_those_of_a_graph(name):
 
 @names("setting", [GRAPH, XLA])
 def test_random_layers_draw_as_often_as_one_step_at_a_time(setting):
-    fit = lambda model: model.fit(batches(22), epochs=2, verbose=0)
+    def fit(model):
+        return model.fit(batches(22), epochs=2, verbose=0)
+
     *_, expected = trained(MODELS["dropped"], KERAS, fit)
     model, _, variables = trained(MODELS["dropped"], setting, fit)
     (seed,) = [variable for variable in model.variables if "seed" in variable.path]
@@ -92,7 +96,9 @@ def test_any_number_of_batches_and_steps(steps, setting):
 @names("setting", OURS)
 def test_seven_batches_of_three_an_execution_are_seven_steps(setting):
     # Case 37, and with what Keras would go past: an endless dataset.
-    fit = lambda model: model.fit(batches(28).repeat(), epochs=2, steps_per_epoch=7, verbose=0)
+    def fit(model):
+        return model.fit(batches(28).repeat(), epochs=2, steps_per_epoch=7, verbose=0)
+
     model = assert_equal_training(plain, setting, fit, tolerance_of(setting))
     assert int(model.optimizer.iterations) == 14
 
@@ -101,7 +107,10 @@ def test_seven_batches_of_three_an_execution_are_seven_steps(setting):
 def test_validation_shorter_than_an_execution_counts_all_its_batches(setting):
     # Case 37: 7 train and 3 validation batches, 7 steps an execution.
     setting = ExecutionSetting(setting.loop, 7, setting.jit_compile)
-    fit = lambda model: model.fit(batches(28), validation_data=batches(12), epochs=2, verbose=0)
+
+    def fit(model):
+        return model.fit(batches(28), validation_data=batches(12), epochs=2, verbose=0)
+
     assert_equal_training(plain, setting, fit, tolerance_of(setting))
 
 
@@ -109,7 +118,10 @@ def test_validation_shorter_than_an_execution_counts_all_its_batches(setting):
 def test_validation_steps_that_are_no_multiple(setting):
     # Without shuffling: each evaluation reads on where the one before it ended.
     validation = tf.data.Dataset.from_tensor_slices(examples(20)).batch(4).repeat()
-    fit = lambda model: model.fit(batches(12), validation_data=validation, validation_steps=4, epochs=2, verbose=0)
+
+    def fit(model):
+        return model.fit(batches(12), validation_data=validation, validation_steps=4, epochs=2, verbose=0)
+
     assert_equal_training(plain, setting, fit, tolerance_of(setting))
 
 
@@ -123,9 +135,7 @@ DATA = {
         "x": tf.data.Dataset.from_tensor_slices((*examples(22), np.linspace(0, 2, 22, dtype="float32"))).batch(4)
     },
     "class weights": lambda: {"x": batches(22), "class_weight": {0: 1.0, 1: 3.0, 2: 0.5}},
-    "drop_remainder": lambda: {
-        "x": tf.data.Dataset.from_tensor_slices(examples(22)).batch(4, drop_remainder=True)
-    },
+    "drop_remainder": lambda: {"x": tf.data.Dataset.from_tensor_slices(examples(22)).batch(4, drop_remainder=True)},
     "padded by its dataset": lambda: {"x": batches(22).map(lambda x, y: (tf.ensure_shape(x, [None, 8]), y))},
     "FastDataset": lambda: {"x": FastDataset(*examples(22), batch_size=4, shuffle=True, seed=2)},
     "FastDataset, class weights": lambda: {
@@ -141,7 +151,9 @@ DATA = {
 @pytest.mark.parametrize("data", DATA)
 @pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")
 def test_every_kind_of_data(data, setting):
-    fit = lambda model: model.fit(**DATA[data](), epochs=2, verbose=0)
+    def fit(model):
+        return model.fit(**DATA[data](), epochs=2, verbose=0)
+
     assert_equal_training(plain, setting, fit, tolerance_of(setting))
 
 
@@ -175,7 +187,10 @@ def two_of_each() -> keras.Model:
 def test_several_inputs_and_outputs(setting):
     x, y = examples(22)
     data = ({"left": x, "right": -x}, {"kind": y, "sum": x.sum(1)})
-    fit = lambda model: model.fit(tf.data.Dataset.from_tensor_slices(data).batch(4), epochs=2, verbose=0)
+
+    def fit(model):
+        return model.fit(tf.data.Dataset.from_tensor_slices(data).batch(4), epochs=2, verbose=0)
+
     model = assert_equal_training(two_of_each, setting, fit, tolerance_of(setting))
     predicted = model.predict(data[0], batch_size=4, verbose=0)
     expected = model(data[0])
