@@ -18,11 +18,13 @@ CALLBACKS = FOUNDATIONS | {"callbacks"}
 AUDIT = CALLBACKS | {"audit"}
 # Which parts of keras_turbo each part may import, besides itself; "" is the package's own __init__.
 MAY_IMPORT = {
-    **{part: set() for part in FOUNDATIONS},
+    # How far long work is, shown in a terminal; it imports nothing of ours.
+    "progress": set(),
+    **{part: {"progress"} for part in FOUNDATIONS},
     "callbacks": FOUNDATIONS,
     "audit": CALLBACKS,
     "": AUDIT,
-    "demo": {"", *AUDIT},
+    "demo": {"", "progress", *AUDIT},
     "cli": {"", "demo", *AUDIT},
     "__main__": {"cli"},
 }

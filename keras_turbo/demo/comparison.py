@@ -18,9 +18,9 @@ import numpy as np
 import tensorflow as tf
 
 from keras_turbo import FastDataset, MixedPrecisionSafeHead
-from keras_turbo.data.progress import progress_bar
 from keras_turbo.demo.digits import DIGIT_SIZE, digit_folders
 from keras_turbo.demo.held_out import HeldOut, hold_out
+from keras_turbo.progress import progress_bar
 
 # Small enough that a small network trains on photos without a GPU.
 DEFAULT_PHOTO_SIZE = 64

@@ -23,6 +23,7 @@ _BISECTED_TO = 1 / 16
 # On a CPU, what does not fit kills the process, so that nothing is tried that would come near.
 _MOST_OF_FREE_MEMORY = 0.5
 _TIMED_STEPS = 3
+_MEMORY_ERRORS = (tf.errors.ResourceExhaustedError, MemoryError)
 _MOST_ROWS = 1 << 20
 
 
@@ -60,6 +61,30 @@ class BatchSizes:
     largest: int
     fastest: int
     ended_by: str
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> BatchSizes:
+        """What `dataclasses.asdict` made a dict of."""
+        return cls(**{**values, "sizes": tuple(BatchSizeFigures(**size) for size in values["sizes"])})
+
+    def lines(self) -> list[str]:
+        """What was found, in words."""
+        found = [
+            f"Batch of {size.batch_size}: "
+            + (
+                f"did not fit: {size.failed}"
+                if size.step_ms is None
+                else f"{size.step_ms:.2f} ms a step, {size.examples_per_second:,.0f} examples/s"
+                + ("" if size.memory_mb is None else f", {size.memory_mb:,.0f} MB")
+            )
+            for size in self.sizes
+        ]
+        told = (
+            f"The largest batch found to fit has {self.largest} examples, the fastest {self.fastest}; ended by: "
+            f"{self.ended_by}. Nothing was changed: neither the batches of the data nor the learning rate, which "
+            "another batch size asks for."
+        )
+        return [*found, told]
 
 
 def find_batch_sizes(
@@ -132,8 +157,9 @@ class _Trial:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # what fit warns of is for the user's own fit to say
                 data = RepeatedStack(stack, self._element_spec, steps)
-                self._model.fit(data, epochs=1, verbose=0, shuffle=False, callbacks=[clock])
-        except (tf.errors.ResourceExhaustedError, MemoryError) as error:
+                fit: Any = self._model.fit  # whose `verbose` is declared as a text, by its default
+                fit(data, epochs=1, verbose=0, shuffle=False, callbacks=[clock])
+        except _MEMORY_ERRORS as error:
             return BatchSizeFigures(rows, None, None, None, short_reason(error))
         finally:
             self._state.restore()
@@ -145,10 +171,12 @@ class _Trial:
         return BatchSizeFigures(rows, ms, rows / ms * 1e3, peak_mb, None)
 
     def _why_it_would_not_fit(self, rows: int) -> str | None:
-        if not self._mb_of_rows or tf.config.list_physical_devices("GPU"):
+        # The first size also pays for what does not depend on the size.
+        later = self._mb_of_rows[1:]
+        if not later or tf.config.list_physical_devices("GPU"):
             return None
         # Memory that was freed counts as grown by nothing the next time, so the most for an example so far counts.
-        needed_mb = rows * max(mb / size for size, mb in self._mb_of_rows)
+        needed_mb = rows * max(mb / size for size, mb in later)
         free_mb = psutil.virtual_memory().available / 1e6
         if needed_mb <= _MOST_OF_FREE_MEMORY * free_mb:
             return None

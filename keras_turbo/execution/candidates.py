@@ -29,7 +29,7 @@ def candidate_settings(
     element_spec: Any,
     every_batch: bool,
 ) -> tuple[list[ExecutionSetting], dict[str, str]]:
-    """The settings to measure, those most likely to win first.
+    """The settings to measure, in the order in which to compile them.
 
     Args:
         allow: kinds of settings.
@@ -45,13 +45,8 @@ def candidate_settings(
     left_out: dict[str, str] = {}
     lengths = [1] if every_batch else block_lengths(stock_ms, num_batches)
     stack_lengths = [1] if every_batch else _within_bytes(lengths, batch_bytes)
+    # In the order of what they cost to compile, which is next to nothing for the first.
     settings = []
-    if "xla_loop" in allow:
-        reason = why_not_stackable(element_spec)
-        if reason is None:
-            settings += [ExecutionSetting("xla", length) for length in stack_lengths]
-        else:
-            left_out["steps in one XLA program"] = reason
     if "multi_step" in allow:
         if lengths[0] > 1:
             settings.append(ExecutionSetting("graph", lengths[0]))
@@ -59,6 +54,12 @@ def candidate_settings(
             left_out["steps in a graph loop"] = (
                 "a callback needs every batch" if every_batch else "one step takes as long as an execution should"
             )
+    if "xla_loop" in allow:
+        reason = why_not_stackable(element_spec)
+        if reason is None:
+            settings += [ExecutionSetting("xla", length) for length in stack_lengths]
+        else:
+            left_out["steps in one XLA program"] = reason
     if "jit" in allow:
         settings.append(ExecutionSetting("graph", lengths[0], jit_compile=True))
         if "multi_step" not in allow and lengths[0] > 1:
@@ -75,8 +76,9 @@ def block_lengths(stock_ms: float, num_batches: int | None) -> list[int]:
         stock_ms: milliseconds a step, with Keras' dispatch.
         num_batches: batches in an epoch; None where unknown.
     """
-    alone = max(stock_ms - _DISPATCH_MS, 0.05)
-    wanted = math.ceil(100 * _DISPATCH_MS / alone)
+    # Of a short step one can't tell what is dispatch.
+    alone = max(stock_ms - _DISPATCH_MS, 0.2 * stock_ms)
+    wanted = _MOST_STEPS if stock_ms < 5 * _DISPATCH_MS else math.ceil(100 * _DISPATCH_MS / alone)
     longest = max(1, min(_MOST_STEPS, wanted, int(_LONGEST_EXECUTION_MS / alone)))
     lengths = [longest, max(1, longest // 8)]
     if num_batches:

@@ -97,20 +97,22 @@ class GraphLoop:
         shapes = tf.nest.map_structure(lambda spec: spec.shape, output_spec)
         no_outputs = tf.nest.map_structure(_zeros, output_spec)
 
+        expected: list[Any] = [shape.as_list() for shape in first_shapes]
+
         def step(batch: Any) -> Any:
             if not self._jit_compile:
                 return self._steps.graph(batch)
             same = [
                 tf.reduce_all(tf.equal(tf.shape(component), shape))
-                for component, shape in zip(_components(batch), first_shapes, strict=True)
+                for component, shape in zip(_components(batch), expected, strict=True)
             ]
             return tf.cond(tf.reduce_all(same), lambda: self._steps.xla(batch), lambda: self._steps.graph(batch))
 
         def run(iterator: tf.data.Iterator, most: tf.Tensor) -> tuple[tf.Tensor, Any]:
-            def more(done: tf.Tensor, outputs: Any, batch: Any) -> tf.Tensor:
+            def more(done: tf.Tensor, _: Any, batch: Any) -> tf.Tensor:
                 return tf.logical_and(done < most, batch.has_value())
 
-            def body(done: tf.Tensor, outputs: Any, batch: Any) -> tuple[tf.Tensor, Any, Any]:
+            def body(done: tf.Tensor, _: Any, batch: Any) -> tuple[tf.Tensor, Any, Any]:
                 outputs = step(batch.get_value())
                 done += 1
                 # The iterator is asked for what will be used, and no more.
@@ -194,11 +196,11 @@ class XlaLoop:
         return self._programs[key](batches, tf.constant(stack.begin, tf.int32), tf.constant(stack.end, tf.int32))
 
     def _one_by_one(self, stack: Stack, element_spec: Any) -> Any:
-        if self._one_step is None:
-            self._one_step = self._steps.graph.get_concrete_function(element_spec)
+        one_step = self._one_step or self._steps.graph.get_concrete_function(element_spec)
+        self._one_step = one_step
         outputs = None
         for i in range(stack.begin, stack.end):
-            outputs = self._one_step(tf.nest.map_structure(lambda batches, i=i: batches[i], stack.batches))
+            outputs = one_step(tf.nest.map_structure(lambda batches, i=i: batches[i], stack.batches))
         return outputs
 
     def _filled_up(self, batches: tf.Tensor) -> tf.Tensor:

@@ -7,6 +7,7 @@ import math
 import statistics
 import time
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -19,7 +20,7 @@ from keras_turbo.execution.training_state import TrainingState
 
 # After a first turn, what is so much slower than the best gets no more turns.
 _HOPELESS = 1.5
-_ROUNDS = 5
+ROUNDS = 5
 _LONGEST_TURN_SECONDS = 1.0
 _LONGEST_REASON = 300
 
@@ -86,16 +87,23 @@ class Race:
         candidate.turns_ms.append(ms)
         return candidate
 
-    def run(self, candidates: list[Candidate], deadline: float) -> None:
-        """Gives those that can win turns of equal time until the deadline (of `time.perf_counter`)."""
-        for round_number in range(_ROUNDS):
+    def run(self, candidates: list[Candidate], deadline: float, advance: Callable[[int], None]) -> None:
+        """Gives those that can win turns of equal time until the deadline (of `time.perf_counter`).
+
+        Args:
+            candidates: those that can run, Keras' own first.
+            deadline: when to end.
+            advance: called with 1 for each of `ROUNDS` rounds.
+        """
+        for round_number in range(ROUNDS):
+            advance(1)
             best = min(candidate.step_ms for candidate in candidates)
             racing = [
                 candidate
                 for candidate in candidates
                 if candidate.step_ms <= _HOPELESS * best or (candidate is candidates[0] and round_number < 3)
             ]
-            turn_seconds = (deadline - time.perf_counter()) / ((_ROUNDS - round_number) * len(racing))
+            turn_seconds = (deadline - time.perf_counter()) / ((ROUNDS - round_number) * len(racing))
             for candidate in racing:
                 seconds = min(turn_seconds, _LONGEST_TURN_SECONDS)
                 execution_seconds = candidate.step_ms * candidate.setting.steps_per_execution / 1e3
@@ -115,9 +123,8 @@ class Race:
             with warnings.catch_warnings():
                 # What fit warns of is for the user's own fit to say.
                 warnings.simplefilter("ignore")
-                model.fit(
-                    self._sample.dataset(steps * executions), epochs=1, verbose=0, shuffle=False, callbacks=[clock]
-                )
+                fit: Any = model.fit  # whose `verbose` is declared as a text, by its default
+                fit(self._sample.dataset(steps * executions), epochs=1, verbose=0, shuffle=False, callbacks=[clock])
         finally:
             self._take_out(setting)
             self._state.restore()

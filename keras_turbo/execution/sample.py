@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import time
@@ -87,33 +86,37 @@ class Sample:
             whole = whole.concatenate(batch)
         return whole.cache().repeat().take(steps)
 
-    def input_ms(self, seconds: float) -> float:
-        """Milliseconds that the data itself takes for a batch, measured for about so long, or one epoch of it."""
+    def input_ms(self, seconds: float) -> float | None:
+        """Milliseconds that the data itself takes for a batch, measured for about so long, or one epoch of it.
+
+        None for a single batch.
+        """
 
         # In a graph, since a batch handed to Python costs as much as many a pipeline.
         @tf.function(autograph=False)
-        def pull(iterator: tf.data.Iterator) -> tf.Tensor:
+        def pull(iterator: tf.data.Iterator, most: tf.Tensor) -> tf.Tensor:
             def body(count: tf.Tensor, batch: Any) -> tuple[tf.Tensor, Any]:
                 with tf.control_dependencies(tf.nest.flatten(batch.get_value(), expand_composites=True)):
                     count += 1
-                return count, tf.cond(count < _LOOP_STEPS, iterator.get_next_as_optional, lambda: batch)
+                return count, tf.cond(count < most, iterator.get_next_as_optional, lambda: batch)
 
             return tf.while_loop(
-                lambda count, batch: tf.logical_and(count < _LOOP_STEPS, batch.has_value()),
+                lambda count, batch: tf.logical_and(count < most, batch.has_value()),
                 body,
                 (tf.constant(0), iterator.get_next_as_optional()),
             )[0]
 
         try:
             iterator = iter(self._dataset)
-            pull(iterator)
+            # Buffers fill before the first.
+            pull(iterator, tf.constant(1))
             start, count = time.perf_counter(), 0
             while time.perf_counter() - start < seconds:
-                pulled = int(pull(iterator))
+                pulled = int(pull(iterator, tf.constant(_LOOP_STEPS)))
                 count += pulled
                 if pulled < _LOOP_STEPS:
                     break
-            return (time.perf_counter() - start) / count * 1e3 if count else math.nan
+            return (time.perf_counter() - start) / count * 1e3 if count else None
         finally:
             self._put_back()
 
@@ -181,7 +184,7 @@ def _as_dataset(data: Any, batch_size: int) -> tuple[tf.data.Dataset, int | None
         rows = {len(component) for part in data for component in keras.tree.flatten(part)}
         if len(rows) != 1:
             raise ValueError(f"The arrays in `data` must have equally many examples. Received: {sorted(rows)}.")
-        parts = keras.tree.map_structure(_as_fit_takes, data)
+        parts: Any = keras.tree.map_structure(_as_fit_takes, data)
         dataset = tf.data.Dataset.from_tensor_slices(parts).batch(batch_size)
         return dataset, math.ceil(rows.pop() / batch_size)
     hint = ""
@@ -197,19 +200,20 @@ def _as_dataset(data: Any, batch_size: int) -> tuple[tf.data.Dataset, int | None
 
 def _to_look_at(dataset: tf.data.Dataset) -> tuple[tf.data.Dataset, Callable[[], None]]:
     """What to read in place of a dataset, and what to call after it, so that the dataset has not moved on."""
+    counted: Any = dataset if hasattr(dataset, "epochs_begun") else None  # a FastDataset counts its epochs
+    epochs = None if counted is None else counted.epochs_begun
 
     def put_back() -> None:
-        return None
+        if counted is not None:
+            counted.epochs_begun = epochs
 
-    if hasattr(dataset, "epochs_begun"):  # a FastDataset counts its epochs
-        put_back = functools.partial(setattr, dataset, "epochs_begun", dataset.epochs_begun)
-        if not dataset.is_stream:
-            return dataset, put_back
+    if counted is not None and not counted.is_stream:
+        return dataset, put_back
     copy = unread_copy(dataset)
     if copy is None:
         warnings.warn(
-            "This dataset can't be copied, so a few batches are read from the dataset itself: if it shuffles, its epochs "
-            "from now on have another order than without tune().",
+            "This dataset can't be copied, so a few batches are read from the dataset itself: if it shuffles, its "
+            "epochs from now on have another order than without tune().",
             stacklevel=4,
         )
     return copy or dataset, put_back

@@ -36,8 +36,8 @@ class ExecutionSetting:
             raise ValueError(f"`steps_per_execution` must be an integer from 1. Received: {steps!r}.")
         if self.loop == "keras" and (steps != 1 or self.jit_compile):
             raise ValueError(
-                "loop='keras' runs steps as compile() set them up. Give steps_per_execution and jit_compile to compile, "
-                f"or take loop='graph'. Received: {self}."
+                "loop='keras' runs steps as compile() set them up. Give steps_per_execution and jit_compile to "
+                f"compile(), or take loop='graph'. Received: {self}."
             )
         if self.loop == "xla":
             object.__setattr__(self, "jit_compile", True)

@@ -25,7 +25,7 @@ class TrainingState:
         self._model = model
         self._variables = [(variable, variable.numpy()) for variable in _variables(model)]
         self._attributes = {name: model.__dict__[name] for name in ("history", "stop_training") if name in vars(model)}
-        self._random = (random.getstate(), np.random.get_state())
+        self._random = (random.getstate(), np.random.get_state())  # noqa: NPY002 (the global state is the legacy one)
 
     def restore(self) -> None:
         """Puts it back, as often as one likes."""
@@ -35,7 +35,7 @@ class TrainingState:
             vars(self._model).pop(name, None)
         vars(self._model).update(self._attributes)
         random.setstate(self._random[0])
-        np.random.set_state(self._random[1])
+        np.random.set_state(self._random[1])  # noqa: NPY002 (see above)
 
 
 def _variables(model: keras.Model) -> list[tf.Variable]:

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import math
 import os
 import time
 from typing import Any, Literal, get_args
 
 import keras
-import tensorflow as tf
 
 from keras_turbo.execution.batch_callbacks import needs_every_batch
+from keras_turbo.execution.batch_size import find_batch_sizes
 from keras_turbo.execution.candidates import KINDS, Kind, candidate_settings
 from keras_turbo.execution.installation import apply_setting, remove_setting, why_not_settable
 from keras_turbo.execution.programs import Steps
-from keras_turbo.execution.race import Candidate, Race
+from keras_turbo.execution.race import ROUNDS, Candidate, Race
 from keras_turbo.execution.results_file import ResultsFile, result_key
 from keras_turbo.execution.retracing import warn_if_eager
 from keras_turbo.execution.sample import Sample
 from keras_turbo.execution.setting import ExecutionSetting
 from keras_turbo.execution.training_state import TrainingState
 from keras_turbo.execution.tune_report import CandidateFigures, TuneReport
+from keras_turbo.progress import progress_bar
 
 Objective = Literal["throughput", "memory"]
 
@@ -44,6 +45,7 @@ def tune(
     objective: Objective = "throughput",
     allow: tuple[Kind, ...] = KINDS,
     callbacks: Any = None,
+    find_batch_size: bool = False,
     results_file: str | os.PathLike | None = None,
 ) -> TuneReport:
     """Measures how the steps of a model run fastest on this machine, and sets the model so for `fit`.
@@ -75,6 +77,9 @@ def tune(
             XLA), "xla_loop" (several steps in one XLA program).
         callbacks: those that `fit` will get. One with the attribute `needs_every_batch = True` keeps one step at a
             time.
+        find_batch_size: whether to look for the largest batch that fits and for the one with the most examples a
+            second, too, for as long again as `budget_seconds`, with Keras' own loop. Default False. The data keeps its
+            batches and the optimizer its learning rate: another batch size is another training run.
         results_file: JSON file in which results are kept by model, data, devices and versions, and looked up. Default
             None: measure.
 
@@ -85,23 +90,43 @@ def tune(
         TypeError: `model` or `data` of another kind.
         ValueError: a model that is not compiled; another value of an argument.
     """
-    start = time.perf_counter()
     _check(model, batch_size, budget_seconds, objective, allow)
-    sample = Sample(data, batch_size=batch_size, most_batches=_SAMPLE_BATCHES)
-    every_batch = needs_every_batch(callbacks)
     remove_setting(model)
     warn_if_eager(model)
-    _build(model, sample)
+    reason = why_not_settable(model)
+    if reason is not None:
+        if find_batch_size:
+            raise ValueError(f"`find_batch_size` needs a model whose steps can be measured; of this one, {reason}.")
+        return _not_measured(reason)
+    sample = Sample(data, batch_size=batch_size, most_batches=_SAMPLE_BATCHES)
+    if find_batch_size and sample.stack is None:
+        raise ValueError(
+            "`find_batch_size` needs batches of dense tensors of one shape, which larger ones can be made of. "
+            f"Received: {sample.element_spec}."
+        )
+    every_batch = needs_every_batch(callbacks)
+    # Creates all variables that training needs, as the first step of `fit` would, without a step.
+    Steps(model, model.train_step, lambda batch: None).output_spec(sample.element_spec)
     file, key = None, ""
     if results_file is not None:
         file = ResultsFile(results_file)
-        asked = {"objective": objective, "allow": sorted(allow), "every_batch": every_batch}
+        asked = {
+            "objective": objective,
+            "allow": sorted(allow),
+            "every_batch": every_batch,
+            "find_batch_size": bool(find_batch_size),
+        }
         key = result_key(model, sample, asked)
         known = file.look_up(key)
-        if known is not None and (known.winner.loop == "keras" or why_not_settable(model) is None):
+        if known is not None:
             apply_setting(model, known.winner)
             return known
-    report = _measured(model, sample, start, float(budget_seconds), objective, allow, every_batch)
+    batch_sizes = None
+    if find_batch_size:
+        state = TrainingState(model)
+        batch_sizes = find_batch_sizes(model, sample.first_batch, sample.element_spec, state, float(budget_seconds))
+    report = _measured(model, sample, float(budget_seconds), objective, allow, every_batch)
+    report = dataclasses.replace(report, batch_sizes=batch_sizes)
     if file is not None:
         file.keep(key, report)
     return report
@@ -123,47 +148,54 @@ def _check(model: Any, batch_size: Any, budget_seconds: Any, objective: Any, all
         raise ValueError(f"`allow` must be a tuple with some of {KINDS}. Received: {allow!r}.")
 
 
-def _build(model: keras.Model, sample: Sample) -> None:
-    """Creates all variables that training needs, as the first step of `fit` would, without a step."""
-    with model.distribute_strategy.scope() if tf.distribute.has_strategy() else contextlib.nullcontext():
-        Steps(model, model.train_step, lambda batch: None).output_spec(sample.element_spec)
+def _not_measured(reason: str) -> TuneReport:
+    """The report for a model that only Keras' own loop can run."""
+    stock = Candidate(ExecutionSetting())
+    return TuneReport(
+        candidates=(_figures(stock),),
+        winner=stock.setting,
+        speedup=1.0,
+        input_ms=None,
+        input_limits=False,
+        left_out={"anything but Keras' own loop": reason},
+        notes=(),
+        seconds=0.0,
+    )
 
 
 def _measured(
     model: keras.Model,
     sample: Sample,
-    start: float,
     budget_seconds: float,
     objective: Objective,
     allow: tuple[Kind, ...],
     every_batch: bool,
 ) -> TuneReport:
+    start = time.perf_counter()
     deadline = start + budget_seconds
     state = TrainingState(model)
     race = Race(model, sample, state)
     try:
         stock = race.enter(ExecutionSetting())
-        candidates, left_out = [stock], {}
-        reason = why_not_settable(model)
-        if reason is not None:
-            left_out["anything but Keras' own loop"] = reason
-        else:
-            settings, left_out = candidate_settings(
-                allow=allow,
-                stock_ms=stock.step_ms,
-                num_batches=sample.num_batches,
-                batch_bytes=sample.batch_bytes,
-                element_spec=sample.element_spec,
-                every_batch=every_batch,
-            )
+        candidates = [stock]
+        settings, left_out = candidate_settings(
+            allow=allow,
+            stock_ms=stock.step_ms,
+            num_batches=sample.num_batches,
+            batch_bytes=sample.batch_bytes,
+            element_spec=sample.element_spec,
+            every_batch=every_batch,
+        )
+        with progress_bar("tune(): settings of the model", len(settings) + ROUNDS) as advance:
             for setting in settings:
                 reason = _why_not_now(setting, candidates, start, budget_seconds)
                 if reason is None:
                     candidates.append(race.enter(setting))
                 else:
                     left_out[setting.name] = reason
-        input_ms = sample.input_ms(_INPUT_SHARE * budget_seconds)
-        race.run([each for each in candidates if each.failed is None], deadline)
+                advance(1)
+            input_ms = sample.input_ms(_INPUT_SHARE * budget_seconds)
+            race.run([each for each in candidates if each.failed is None], deadline, advance)
         winner = _choose(candidates, objective)
     finally:
         # Keras' own functions were traced for the state that is put back, and may stay.
@@ -175,7 +207,7 @@ def _measured(
         winner=winner.setting,
         speedup=stock.step_ms / winner.step_ms,
         input_ms=input_ms,
-        input_limits=input_ms >= winner.step_ms,
+        input_limits=input_ms is not None and input_ms >= winner.step_ms,
         left_out=left_out,
         notes=tuple(_notes(model, sample, winner, input_ms)),
         seconds=time.perf_counter() - start,
@@ -209,7 +241,7 @@ def _choose(candidates: list[Candidate], objective: Objective) -> Candidate:
 
 
 def _figures(candidate: Candidate) -> CandidateFigures:
-    able = candidate.failed is None
+    able = bool(candidate.turns_ms)
     return CandidateFigures(
         setting=candidate.setting,
         step_ms=candidate.step_ms if able else None,
@@ -220,13 +252,13 @@ def _figures(candidate: Candidate) -> CandidateFigures:
     )
 
 
-def _notes(model: keras.Model, sample: Sample, winner: Candidate, input_ms: float) -> list[str]:
+def _notes(model: keras.Model, sample: Sample, winner: Candidate, input_ms: float | None) -> list[str]:
     notes = []
     steps = winner.setting.steps_per_execution
-    if input_ms >= winner.step_ms:
+    if input_ms is not None and input_ms >= winner.step_ms:
         notes.append(
-            "The data is what limits: no setting of the model helps beyond it. A FastDataset with a cache, or less work "
-            "for each batch in the dataset, does; FastDataset.report() shows its slowest stage."
+            "The data is what limits: no setting of the model helps beyond it. A FastDataset with a cache, or less "
+            "work for each batch in the dataset, does; FastDataset.report() shows its slowest stage."
         )
     if steps > 1:
         notes.append(f"Callbacks are called once for {steps} batches, and stop_training is looked at as often.")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import math
 from typing import IO, Any
 
+from keras_turbo.execution.batch_size import BatchSizes
 from keras_turbo.execution.setting import ExecutionSetting
 
 
@@ -16,7 +16,8 @@ class CandidateFigures:
 
     Attributes:
         setting: how steps run.
-        step_ms: milliseconds a step inside `fit`, callbacks included, on batches that are ready; None if it failed.
+        step_ms: milliseconds a step inside `fit`, callbacks included, on batches that are ready; None if it failed or
+            was not measured.
         spread: how far apart its turns were, as a share of the median.
         compile_seconds: tracing and compiling, once.
         memory_mb: peak on the GPUs, or what the process grew by at its largest; None where unknown.
@@ -45,6 +46,7 @@ class TuneReport:
         notes: what is worth knowing about the choice.
         seconds: what `tune()` took.
         reused: whether the result was read from a file.
+        batch_sizes: with `find_batch_size`; else None.
     """
 
     candidates: tuple[CandidateFigures, ...]
@@ -56,6 +58,7 @@ class TuneReport:
     notes: tuple[str, ...]
     seconds: float
     reused: bool = False
+    batch_sizes: BatchSizes | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """All figures, made of JSON's types."""
@@ -76,6 +79,7 @@ class TuneReport:
             "candidates": candidates,
             "winner": ExecutionSetting(**values["winner"]),
             "notes": tuple(values["notes"]),
+            "batch_sizes": None if values["batch_sizes"] is None else BatchSizes.from_dict(values["batch_sizes"]),
         }
         return cls(**{**values, **changed})
 
@@ -92,7 +96,7 @@ class TuneReport:
         for each in self.candidates:
             mark = " (chosen)" if each.setting == self.winner else ""
             if each.step_ms is None:
-                table.add_row(each.setting.name, "failed", "", f"{each.compile_seconds:.1f}", "")
+                table.add_row(each.setting.name + mark, "not measured" if each.failed is None else "failed", "", "", "")
                 continue
             table.add_row(
                 each.setting.name + mark,
@@ -109,8 +113,10 @@ class TuneReport:
     def _lines(self) -> list[str]:
         lines = [f"Failed: {each.setting.name}: {each.failed}" for each in self.candidates if each.failed is not None]
         lines += [f"Not tried: {kind}: {reason}" for kind, reason in self.left_out.items()]
-        if self.input_ms is not None and math.isfinite(self.input_ms):
+        if self.input_ms is not None:
             lines.append(f"The data takes {self.input_ms:.3f} ms for a batch.")
+        if self.batch_sizes is not None:
+            lines += self.batch_sizes.lines()
         lines += self.notes
         took = "read from the file" if self.reused else f"took {self.seconds:.1f} s"
         lines.append(f"The model runs {self.winner.name}: {self.speedup:.2f} x stock ({took}).")

@@ -11,8 +11,8 @@ def unread_copy(dataset: tf.data.Dataset) -> tf.data.Dataset | None:
     Each iterator over a shuffled dataset moves its generator of seeds on, so that whoever looks at a few batches
     changes the order of all epochs to come. The copy is made through the serialized graph. That graph refers to the
     dataset's generators of seeds by a handle; where it is replaced by an empty one, each shuffle makes its own, with
-    the seed that it was built with. Python functions in the pipeline, tables and variables are the same as in the
-    dataset.
+    the seed that it was built with. Python functions in the pipeline and tables are the same as in the dataset;
+    variables have the values of now.
 
     Args:
         dataset: any dataset.

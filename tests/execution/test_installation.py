@@ -223,7 +223,7 @@ def test_single_batches_after_it(setting):
     assert model.train_on_batch(x, y) == pytest.approx([loss, accuracy], rel=1e-5)
     assert int(model.optimizer.iterations) == 1
     np.testing.assert_allclose(model.predict_on_batch(x), model(x), rtol=1e-5, atol=1e-6)
-    x, y, _ = x, y, model.fit(batches(22), verbose=0)
+    model.fit(batches(22), verbose=0)
     assert model.train_on_batch(x, y, sample_weight=np.zeros(4))[0] == 0.0
 
 
