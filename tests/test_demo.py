@@ -196,7 +196,7 @@ def test_one_epoch_on_a_few_images(tmp_path):
 
 def test_the_ratio_is_of_the_later_epochs_and_printed_as_measured():
     stock = RunFigures((9.0, 1.0, 1.2, 1.1), 0.981, 100)
-    turbo = RunFigures((3.0, 2.2, 2.0, 2.4), 0.9834, 100)
+    turbo = RunFigures((3.0, 2.2, 2.0, 2.4), 0.9834, 100, "15 steps in a graph loop", 4.2)
     result = DemoResult(stock, turbo, 80, 20, ("a", "b"), 64, 32)
     assert stock.later_epoch_seconds == 1.1
     assert result.ratio == pytest.approx(0.5)
@@ -204,10 +204,12 @@ def test_the_ratio_is_of_the_later_epochs_and_printed_as_measured():
     result.print(text)
     rows = {line.split("│")[1].strip(): line.split("│")[2:-1] for line in text.getvalue().splitlines() if "│" in line}
     cells = {what: [cell.strip() for cell in row] for what, row in rows.items()}
+    assert "tune() chose for its steps: 15 steps in a graph loop" in " ".join(text.getvalue().split())
     assert cells == {
         "first epoch, seconds": ["9.000", "3.000", "3.00"],
         "epochs 2 to 4, seconds each (median)": ["1.100", "2.200", "0.50"],
         "images a second": ["91", "45", "0.50"],
+        "tune(), seconds once": ["", "4.2", ""],
         "validation accuracy at the end": ["0.9810", "0.9834", ""],
     }
 

@@ -20,7 +20,9 @@ AUDIT = CALLBACKS | {"audit"}
 MAY_IMPORT = {
     # How far long work is, shown in a terminal; it imports nothing of ours.
     "progress": set(),
-    **{part: {"progress"} for part in FOUNDATIONS},
+    # Facts about the machine are of use to everybody; devices imports nothing of ours either.
+    **{part: {"progress", "devices"} for part in FOUNDATIONS},
+    "devices": {"progress"},
     "callbacks": FOUNDATIONS,
     "audit": CALLBACKS,
     "": AUDIT,

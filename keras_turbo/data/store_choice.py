@@ -17,11 +17,11 @@ from keras_turbo.data.example_store import (
     why_not_storable,
 )
 from keras_turbo.data.fingerprint import function_fingerprint
-from keras_turbo.data.free_memory import free_memory_bytes
 from keras_turbo.data.settings import Settings
 from keras_turbo.data.sources.source import Source
 from keras_turbo.data.stateless_random import random_ops_of
 from keras_turbo.data.user_functions import ElementFunction
+from keras_turbo.devices.free_memory import free_memory_bytes
 
 
 def require_known_length(settings: Settings, source: Source) -> None:

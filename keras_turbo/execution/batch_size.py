@@ -8,9 +8,9 @@ import warnings
 from typing import Any
 
 import keras
-import psutil
 import tensorflow as tf
 
+from keras_turbo.devices.free_memory import free_memory_bytes
 from keras_turbo.execution.memory import PeakMemory
 from keras_turbo.execution.race import StepClock, short_reason
 from keras_turbo.execution.sample import RepeatedStack
@@ -177,7 +177,7 @@ class _Trial:
             return None
         # Memory that was freed counts as grown by nothing the next time, so the most for an example so far counts.
         needed_mb = rows * max(mb / size for size, mb in later)
-        free_mb = psutil.virtual_memory().available / 1e6
+        free_mb = free_memory_bytes() / 1e6
         if needed_mb <= _MOST_OF_FREE_MEMORY * free_mb:
             return None
         return f"it would take about {needed_mb:,.0f} MB, more than half of the {free_mb:,.0f} MB that are free"

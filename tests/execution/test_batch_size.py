@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import psutil
 import pytest
 import tensorflow as tf
 
@@ -64,11 +63,8 @@ def test_what_would_not_fit_into_free_memory_is_not_tried(monkeypatch):
         def peak_mb(self):
             return 300.0
 
-    class Free:
-        available = 1e9
-
     monkeypatch.setattr(batch_size, "PeakMemory", Peak)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: Free)
+    monkeypatch.setattr(batch_size, "free_memory_bytes", lambda: 10**9)
     sizes = found_for(plain()).batch_sizes
     # 300 MB for 16 examples, so 600 of the 1,000 for 32 and 506 for 27. The first 300, for 8, are no measure.
     tried = {each.batch_size: each.failed for each in sizes.sizes}

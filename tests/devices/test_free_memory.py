@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from keras_turbo.data.example_store import fits_in_memory
-from keras_turbo.data.free_memory import free_memory_bytes
+from keras_turbo.devices.free_memory import free_memory_bytes
 
 MB = 1_000_000
 MACHINE_BYTES = 1_000 * MB
