@@ -13,6 +13,10 @@ from _epoch_seconds import EpochSeconds
 from keras import layers
 
 CLASSES = 10
+# Of the mean loss of each epoch, as a share of the first epoch's (later ones may come near 0). All add up the same
+# numbers; XLA, JAX and PyTorch do it in other orders, and hundreds of steps of Adam enlarge that. PyTorch's Adam also
+# adds its epsilon elsewhere.
+LOSS_TOLERANCE = 2e-3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +29,8 @@ class Problem:
         input_shape: of one example.
         batch_size: examples a step.
         steps: an epoch has.
-        vocabulary: inputs are integers below this; 0 for normally distributed floats.
+        tokens: inputs are integers below this; 0 for normally distributed floats.
+        elsewhere_tolerance: by how much losses in other frameworks may differ, as a share of the first epoch's.
     """
 
     title: str
@@ -33,13 +38,14 @@ class Problem:
     input_shape: tuple[int, ...]
     batch_size: int
     steps: int
-    vocabulary: int = 0
+    tokens: int = 0
+    elsewhere_tolerance: float = LOSS_TOLERANCE
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:
         rng = np.random.default_rng(0)
         shape = (self.steps * self.batch_size, *self.input_shape)
-        if self.vocabulary:
-            x = rng.integers(0, self.vocabulary, shape, dtype=np.int32)
+        if self.tokens:
+            x = rng.integers(0, self.tokens, shape, dtype=np.int32)
         else:
             x = rng.standard_normal(shape, dtype=np.float32)
         return x, rng.integers(0, CLASSES, len(x), dtype=np.int32)
@@ -85,7 +91,11 @@ PROBLEMS = {
     "small_mlp": Problem("MLP 32-64-64-10, batch 64", small_mlp, (32,), 64, 600),
     "middle_mlp": Problem("MLP 4x1024, batch 64", middle_mlp, (1024,), 64, 50),
     "conv_net": Problem("conv net 64x64, batch 64", conv_net, (64, 64, 3), 64, 10),
-    "transformer": Problem("transformer, 2 layers of 64, 32 tokens, batch 32", transformer, (32,), 32, 100, 1000),
+    # On TensorFlow, Keras' Adam squares each part of an embedding row's gradient before it adds up what the batch gives
+    # for the row, elsewhere after, so that losses agree less well from one framework to another.
+    "transformer": Problem(
+        "transformer, 2 layers of 64, 32 tokens, batch 32", transformer, (32,), 32, 100, 1000, elsewhere_tolerance=0.02
+    ),
     "lstm": Problem("LSTM 64, 32 time steps, batch 32", lstm, (32, 16), 32, 100),
 }
 

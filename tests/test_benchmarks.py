@@ -23,6 +23,10 @@ CHECKS = {
         "mean difference of pixels by scaled_decode, of 255 levels",
     },
     "arrays": {"largest relative difference of losses without shuffling", "steps of every epoch equal"},
+    "train_step": {
+        f"largest difference of an epoch's loss from stock's, as a share of the first epoch's, {where}"
+        for where in ("on TensorFlow", "in other frameworks")
+    },
     "memory": {"steps of all over files", "steps of all over positions"},
 }
 
