@@ -23,6 +23,7 @@ from keras_turbo.execution.predict_program import PredictLoop
 from keras_turbo.execution.programs import GraphLoop, Steps, XlaLoop
 from keras_turbo.execution.retracing import RetraceWatch, warn_if_eager
 from keras_turbo.execution.setting import ExecutionSetting
+from keras_turbo.execution.stacks import StackingDataset, StackIterator, why_not_stackable
 
 _ATTRIBUTE = "_keras_turbo_installation"
 _MAKERS = {
@@ -108,20 +109,21 @@ class _BlockFunction:
     def __call__(self, iterator: Any) -> Any:
         """Runs one execution; raises StopIteration where no batch is left."""
         most = self._model.steps_per_execution
-        if not isinstance(iterator, tf.data.Iterator):
+        if not isinstance(iterator, (tf.data.Iterator, StackIterator)):
             # What train_on_batch gives.
             outputs = None
             for batch in itertools.islice(iterator, most):
-                self._watch.called_with(batch)
                 outputs = self._one_step(batch)
             return outputs
         if iterator is not self._iterator:
             self._iterator, self._steps_done = iterator, 0
-            self._watch.called_with(iterator)
+            # What a stack iterator declares is all that its steps are traced for.
+            self._watch.called_with(iterator if isinstance(iterator, tf.data.Iterator) else None)
         if self._steps_asked is not None:
             # Keras counts executions, and would go past the epoch's last step where it is no multiple.
             most = min(most, self._steps_asked - self._steps_done)
-        done, outputs = self._loop(iterator, most)
+        loop: Any = self._loop  # A graph loop never meets stacks.
+        done, outputs = loop(iterator, most)
         if done == 0:
             raise StopIteration
         self._steps_done += done
@@ -150,6 +152,7 @@ class Installation:
         self._before = (model.steps_per_execution, model.jit_compile)
         self._replaced: list[str] = []
         self._warned: set[str] = set()
+        self._loops_running = 0
         self._functions: dict[str, Any] = {}
 
     def install(self) -> None:
@@ -221,7 +224,13 @@ class Installation:
         step_name = attribute.replace("function", "step")
         each_with_xla = setting.loop == "graph" and setting.jit_compile
         watch = RetraceWatch(step_name.removesuffix("_step"), model.name, jit_compile=each_with_xla)
-        steps = Steps(model, getattr(model, step_name), watch.traced)
+
+        def traced(batch: Any) -> None:
+            # train_on_batch and its like are given whatever the user calls them with.
+            if self._loops_running:
+                watch.traced(batch)
+
+        steps = Steps(model, getattr(model, step_name), traced)
         if attribute == "predict_function":
             return PredictLoop(steps, setting.steps_per_execution) if setting.loop == "xla" else None
         loop = GraphLoop(steps, jit_compile=each_with_xla)
@@ -241,6 +250,8 @@ class Installation:
             original = getattr(type(self._model), name)
             given = _arguments(original, self._model, args, kwargs)
             with contextlib.ExitStack() as contexts:
+                self._loops_running += 1
+                contexts.callback(self._loop_ended)
                 if name == "fit":
                     contexts.enter_context(self._as_callbacks_need(given.get("callbacks")))
                 if self._is_eager():
@@ -249,9 +260,29 @@ class Installation:
                 else:
                     self._make(attribute)
                     contexts.enter_context(self._functions[attribute].asked_for(given.get(steps_argument)))
+                    args, kwargs = self._with_stacks(original, args, kwargs)
                 return original(self._model, *args, **kwargs)
 
         return method
+
+    def _loop_ended(self) -> None:
+        self._loops_running -= 1
+
+    def _with_stacks(self, method: Callable, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        """The arguments of `fit` or `evaluate`, with datasets that make stacks where they do not by themselves."""
+        if self.setting.loop != "xla":
+            return args, kwargs
+        try:
+            bound = inspect.signature(method).bind(self._model, *args, **kwargs)
+        except TypeError:
+            return args, kwargs  # The method itself says what is wrong.
+        for name in ("x", "validation_data"):
+            data: Any = bound.arguments.get(name)
+            # A subclass may make stacks itself, or have an iterator of its own.
+            plain = isinstance(data, tf.data.Dataset) and type(data).__iter__ is tf.data.Dataset.__iter__
+            if plain and why_not_stackable(data.element_spec) is None:
+                bound.arguments[name] = StackingDataset(data, self.setting.steps_per_execution)
+        return bound.args[1:], bound.kwargs
 
     def _predict(self) -> Callable:
         @functools.wraps(type(self._model).predict)

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_turbo.execution.stacks import Stack, StackReader, why_not_stackable
+from keras_turbo.execution.stacks import Stack, StackIterator, StackReader, why_not_stackable
 
 # Programs for other shapes than the first, for data whose batches come in a few lengths. Each takes seconds to compile,
 # so that data of any length had better take the graph.
@@ -162,7 +162,7 @@ class XlaLoop:
         self._iterator = self._reader = None
         self._otherwise.forget()
 
-    def __call__(self, iterator: tf.data.Iterator, most: int) -> tuple[int, Any]:
+    def __call__(self, iterator: tf.data.Iterator | StackIterator, most: int) -> tuple[int, Any]:
         """Runs up to `most` steps; returns how many there were batches for, and the outputs of the last."""
         if iterator is not self._iterator:
             reason = why_not_stackable(iterator.element_spec)
@@ -173,7 +173,7 @@ class XlaLoop:
             self._first_shapes = None
             self._one_step = None
         if self._reader is None:
-            return self._otherwise(iterator, most)
+            return self._otherwise(self._iterator, most)
         done, outputs = 0, None
         while done < most:
             stack = self._reader.take(most - done)

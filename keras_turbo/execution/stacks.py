@@ -58,6 +58,58 @@ def why_not_stackable(element_spec: Any) -> str | None:
     return None
 
 
+class StackingDataset(tf.data.Dataset):
+    """A dataset whose iterators can give stacks, made by tf.data itself.
+
+    Stacking what comes out of an iterator costs a function call for each batch. So `fit` is given this in place of a
+    dataset of the user's. It makes as many iterators as are made of it, each over the stacks, so that a dataset that
+    shuffles anew for each iterator keeps its order.
+
+    Args:
+        dataset: a dataset of batches that stack.
+        batches: batches in a stack.
+    """
+
+    def __init__(self, dataset: tf.data.Dataset, batches: int) -> None:
+        self._dataset = dataset
+        self._batches = batches
+        super().__init__(tf.data.experimental.to_variant(dataset))  # pyright: ignore[reportCallIssue]
+
+    @property
+    def element_spec(self) -> Any:
+        """Of single batches."""
+        return self._dataset.element_spec
+
+    def _inputs(self) -> list[tf.data.Dataset]:
+        return [self._dataset]
+
+    def map(self, *args: Any, **kwargs: Any) -> StackingDataset:
+        """As `tf.data.Dataset.map`; Keras gives its function for `class_weight`."""
+        return StackingDataset(self._dataset.map(*args, **kwargs), self._batches)
+
+    def __iter__(self) -> StackIterator:  # pyright: ignore[reportIncompatibleMethodOverride] (for our functions alone)
+        return StackIterator(self._dataset, self._batches)
+
+
+class StackIterator:
+    """An iterator over the stacks of a dataset, which a train function of ours can read, and no other.
+
+    Attributes:
+        element_spec: structure of `tf.TypeSpec`s of a single batch.
+    """
+
+    def __init__(self, dataset: tf.data.Dataset, batches: int) -> None:
+        self.element_spec = dataset.element_spec
+        # Made now: a dataset that shuffles draws a seed for each iterator.
+        self._stacks = _split_all(iter(_stacked(dataset.map(_with_rows), batches)))
+
+    def __iter__(self) -> StackIterator:
+        return self
+
+    def __next__(self) -> Stack:
+        return next(self._stacks)
+
+
 class StackReader:
     """Reads one iterator to its end in stacks; what one call leaves over, the next one gets.
 
@@ -69,12 +121,17 @@ class StackReader:
         batches: batches in a stack, the most that `take` gives.
     """
 
-    def __init__(self, iterator: tf.data.Iterator, batches: int) -> None:
+    def __init__(self, iterator: tf.data.Iterator | StackIterator, batches: int) -> None:
         # Whoever makes stacks reads from it.
         self._iterator = iterator
-        make_stacks = getattr(iterator, "stacks", None)
-        own = None if make_stacks is None else make_stacks(batches)
-        self._stacks = _of_one_shape(own) if own is not None else _stacked(iterator, batches)
+        if isinstance(iterator, StackIterator):
+            self._stacks = iterator
+        else:
+            make_stacks = getattr(iterator, "stacks", None)
+            own = None if make_stacks is None else make_stacks(batches)
+            self._stacks = (
+                _of_one_shape(own) if own is not None else _split_all(iter(_from_iterator(iterator, batches)))
+            )
         self._current: Stack | None = None
 
     def take(self, most: int) -> Stack | None:
@@ -93,25 +150,41 @@ def _of_one_shape(stacks: tf.data.Iterator) -> Iterator[Stack]:
         yield Stack(batches, 0, int(tf.nest.flatten(batches)[0].shape[0]))
 
 
-def _stacked(iterator: tf.data.Iterator, batches: int) -> Iterator[Stack]:
+def _from_iterator(iterator: tf.data.Iterator, batches: int) -> tf.data.Dataset:
     def next_batch(_: tf.Tensor) -> Any:
         return iterator.get_next_as_optional()
 
-    def with_rows(batch: Any) -> tuple[Any, tf.Tensor]:
-        value = batch.get_value()
-        return value, tf.shape(tf.nest.flatten(value)[0])[0]
+    def value_with_rows(batch: Any) -> tuple[Any, tf.Tensor]:
+        return batch.get_value(), _rows_of(batch.get_value())
 
     # The end of an iterator is an error, which a map function may not raise, so batches come as optionals.
     one_by_one = tf.data.Dataset.range(tf.int64.max).map(tf.autograph.experimental.do_not_convert(next_batch))
     one_by_one = one_by_one.take_while(tf.autograph.experimental.do_not_convert(lambda batch: batch.has_value()))
-    one_by_one = one_by_one.map(tf.autograph.experimental.do_not_convert(with_rows))
-    # The last batch may have fewer rows, and is filled up to be stacked with the others.
-    stacks = one_by_one.padded_batch(batches).prefetch(_PREFETCHED_STACKS)
+    stacks = _stacked(one_by_one.map(tf.autograph.experimental.do_not_convert(value_with_rows)), batches)
     options = tf.data.Options()
-    # Nothing here is parallel or worth being rewritten; the iterator that is read from keeps its own options.
+    # Nothing here is parallel. The iterator that is read from has its own.
     options.autotune.enabled = False
     options.experimental_optimization.apply_default_optimizations = False
-    for stack, rows in stacks.with_options(options):
+    return stacks.with_options(options)
+
+
+@tf.autograph.experimental.do_not_convert
+def _with_rows(*batch: Any) -> tuple[Any, tf.Tensor]:
+    return batch if len(batch) > 1 else batch[0], _rows_of(batch)
+
+
+def _rows_of(batch: Any) -> tf.Tensor:
+    first: Any = next(iter(tf.nest.flatten(batch)))
+    return tf.shape(first)[0]
+
+
+def _stacked(with_rows: tf.data.Dataset, batches: int) -> tf.data.Dataset:
+    # The last batch may have fewer rows, and is filled up to be stacked with the others.
+    return with_rows.padded_batch(batches).prefetch(_PREFETCHED_STACKS)
+
+
+def _split_all(stacks: Any) -> Iterator[Stack]:
+    for stack, rows in stacks:
         yield from _split(stack, rows.numpy())
 
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from keras_turbo import FastDataset
 from keras_turbo.execution.installation import Installation, apply_setting, remove_setting, setting_of
+from keras_turbo.execution.retracing import EagerExecutionWarning
 from keras_turbo.execution.setting import ExecutionSetting
 from tests.execution.models import CLASSES, MODELS, batches, compiled, examples, plain
 
@@ -395,7 +396,8 @@ def test_run_eagerly_wins():
     model.add(Step())
     tf.config.run_functions_eagerly(True)
     try:
-        model.fit(batches(8), verbose=0)
+        with pytest.warns(EagerExecutionWarning, match="runs eagerly"):
+            model.fit(batches(8), verbose=0)
     finally:
         tf.config.run_functions_eagerly(False)
     assert all(seen[1:])
