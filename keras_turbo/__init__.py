@@ -1,12 +1,14 @@
 """Keras-native objects that make a stock `model.fit()` fast, in the order in which a batch meets them."""
 
 from keras_turbo.data.fast_dataset import FastDataset
+from keras_turbo.precision import use_mixed_precision
 from keras_turbo.layers import MixedPrecisionSafeHead
 
 __version__ = "0.1.0"
 
 __all__ = [
     "FastDataset",
+    "use_mixed_precision",
     "MixedPrecisionSafeHead",
     "__version__",
 ]

@@ -1,0 +1,1 @@
+"""What the devices are and can do; imports neither TensorFlow nor Keras."""
