@@ -14,8 +14,8 @@ from keras_turbo.precision.layer_calls import graph_of
 class Float32Operation(keras.layers.Layer):
     """A layer that calls an operation in float32.
 
-    An operation of `keras.ops` in a functional model has no dtype policy: it computes in what it is given. `make_precision_safe`
-    puts this layer in its place.
+    An operation of `keras.ops` in a functional model has no dtype policy: it computes in what it is given.
+    `make_precision_safe` puts this layer in its place.
 
     Args:
         operation: the operation, such as `keras.src.ops.nn.Softmax(axis=-1)`.

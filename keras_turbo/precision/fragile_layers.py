@@ -10,14 +10,15 @@ import keras
 
 from keras_turbo.precision.layer_calls import LayerCall
 
-# A float16 sum of 256 values below 256 stays below 65,504, the largest float16; a mean is a sum that is then divided. Of
-# more values, sums overflow for usual activations, and in bfloat16, with 8 bits, they stop growing after 256 equal terms.
+# A float16 sum of 256 values below 256 stays below 65,504, the largest float16; a mean is a sum that is then divided.
+# Of more values, sums overflow for usual activations, and in bfloat16, with 8 bits, they stop growing after 256 equal
+# terms.
 LARGE_REDUCTION = 256
 
 _HALF = ("float16", "bfloat16")
 
-# Names of functions in keras.activations. Their exponentials overflow above 11 in float16, or they round to 0 and 1 where
-# a loss takes the logarithm.
+# Names of functions in keras.activations. Their exponentials overflow above 11 in float16, or they round to 0 and 1
+# where a loss takes the logarithm.
 _FRAGILE_ACTIVATIONS = ("softmax", "log_softmax", "sigmoid", "log_sigmoid", "exponential", "sparsemax")
 
 _FRAGILE_OPERATIONS = (
@@ -55,7 +56,8 @@ def is_half(layer: Any) -> bool:
 def why_fragile(layer: Any, calls: Sequence[LayerCall]) -> str | None:
     """Why a layer, or an operation of a functional model, should compute in float32.
 
-    Gates of recurrent layers are sigmoids too, and stay: they saturate harmlessly, and cuDNN's fast code has them inside.
+    Gates of recurrent layers are sigmoids too, and stay: they saturate harmlessly, and cuDNN's fast code has them
+    inside.
 
     Args:
         layer: a layer or operation.
@@ -126,7 +128,8 @@ def _why_operation(operation: Any, calls: Sequence[LayerCall]) -> str | None:
 
 
 def _why_reduction(what: str, sizes: Sequence[Sequence[int | None]]) -> str | None:
-    if any(size is None for call in sizes for size in call):
+    known = [[size for size in call if size is not None] for call in sizes]
+    if known != [list(call) for call in sizes]:
         return f"{what} over a number of elements that is not known"
-    largest = max((math.prod(call) for call in sizes), default=0)
+    largest = max((math.prod(call) for call in known), default=0)
     return f"{what} over {largest} elements" if largest > LARGE_REDUCTION else None

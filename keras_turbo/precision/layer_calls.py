@@ -1,4 +1,4 @@
-"""Which layers a model calls, in order, with which tensors: the same for functional, Sequential and subclassed models."""
+"""Which layers a model calls, in order, with which tensors, whether it is functional, Sequential or subclassed."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 
@@ -166,7 +167,9 @@ def trace(model: keras.Model, training: bool = False) -> ModelTrace:
         return [tf.convert_to_tensor(output) for output in traced["outputs"]]
 
     try:
-        function = tf.function(call, autograph=False).get_concrete_function(signature)
+        # A constant beyond float16 is what some look for in the graph; NumPy's warning of it is not theirs.
+        with np.errstate(over="ignore"):
+            function = tf.function(call, autograph=False).get_concrete_function(signature)
     except Exception as error:
         raise ValueError(
             f"Model {model.name!r} can't be called with symbolic inputs {signature}: {type(error).__name__}: {error}"

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-from keras import ops
 
-from keras_turbo.precision.loss_scaling import MANY_SKIPPED_IN_A_ROW, SafeLossScaleOptimizer, warn_of_scaling
+from keras_turbo.precision.loss_scaling import MANY_SKIPPED_IN_A_ROW, SafeLossScaleOptimizer, number, warn_of_scaling
 
 
 class LossScaleLogs(keras.callbacks.Callback):
@@ -61,13 +60,13 @@ class LossScaleLogs(keras.callbacks.Callback):
         self._add(logs)
 
     def _add(self, logs: dict[str, Any] | None) -> None:
-        optimizer = self.model.optimizer
+        optimizer = None if self.model is None else self.model.optimizer
         if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer) or not optimizer.built:
             return
         figures = {
-            "loss_scale": float(ops.convert_to_numpy(optimizer.dynamic_scale)),
-            "loss_scale_good_steps": int(ops.convert_to_numpy(optimizer.step_counter)),
-            "optimizer_steps": int(ops.convert_to_numpy(optimizer.iterations)),
+            "loss_scale": float(number(optimizer.dynamic_scale)),
+            "loss_scale_good_steps": int(number(optimizer.step_counter)),
+            "optimizer_steps": int(number(optimizer.iterations)),
         }
         if isinstance(optimizer, SafeLossScaleOptimizer):
             figures["skipped_steps"] = optimizer.skipped_steps

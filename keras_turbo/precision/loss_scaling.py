@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras import ops
 
@@ -32,8 +33,8 @@ class SafeLossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
       alone, so that an overflow in another one reaches the weights; and clips each replica's before adding.
     - Gradient accumulation works with several replicas. A micro-batch that overflows is left out, and the average is
       over those that count.
-    - The scale has a floor and a ceiling. Keras halves it to 0, where every gradient vanishes, and doubles it to infinity,
-      from where it never comes back.
+    - The scale has a floor and a ceiling. Keras halves it to 0, where every gradient vanishes, and doubles it to
+      infinity, from where it never comes back.
     - `skipped_steps` counts what was skipped; `iterations` counts optimizer steps, as ever. The state is saved with the
       model, and what a stock `LossScaleOptimizer` saved is taken.
 
@@ -50,8 +51,8 @@ class SafeLossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     `optimizer.scale_loss(loss)` before it takes gradients, as with Keras' own.
 
     Args:
-        inner_optimizer: what updates the weights: an optimizer or its name. Its `clipnorm`, `global_clipnorm`, `clipvalue`
-            and `gradient_accumulation_steps` act on unscaled gradients, summed over replicas.
+        inner_optimizer: what updates the weights: an optimizer or its name. Its `clipnorm`, `global_clipnorm`,
+            `clipvalue` and `gradient_accumulation_steps` act on unscaled gradients, summed over replicas.
         initial_scale: the scale at first. Default: 32,768.
         dynamic_growth_steps: good steps until it is doubled. Default: 2,000.
         static_loss_scale: a scale that never changes, where a good one is known; None, the default, for a dynamic one.
@@ -131,7 +132,7 @@ class SafeLossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     @property
     def loss_scale(self) -> float:
         """The scale now."""
-        return float(ops.convert_to_numpy(self.dynamic_scale)) if self.built else self.initial_scale
+        return float(number(self.dynamic_scale)) if self.built else self.initial_scale
 
     def build(self, var_list: Sequence[Any]) -> None:
         """Creates the state: Keras' own scale and counter, and the counters of skipped steps.
@@ -141,7 +142,7 @@ class SafeLossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         """
         add = functools.partial(self.add_variable, shape=(), aggregation="none")
         self.step_counter = add(dtype="int", initializer="zeros", name="step_counter")
-        scale = keras.initializers.Constant(self.initial_scale)
+        scale: Any = keras.initializers.Constant(self.initial_scale)
         self.dynamic_scale = add(dtype="float32", initializer=scale, name="dynamic_scale")
         self._skipped_steps = add(dtype="int", initializer="zeros", name="skipped_steps")
         self._skipped_in_a_row = add(dtype="int", initializer="zeros", name="skipped_in_a_row")
@@ -154,7 +155,7 @@ class SafeLossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
     @property
     def variables(self) -> list[Any]:
-        """The state, in the order of a stock LossScaleOptimizer's, whose files are taken; what that lacks comes last."""
+        """The state, in the order of a stock LossScaleOptimizer's, whose files are taken; the counters come last."""
         own = list(self._variables)
         return own[:-_NUM_COUNTERS] + self.inner_optimizer.variables + own[-_NUM_COUNTERS:] if self.built else own
 
@@ -174,17 +175,17 @@ class SafeLossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     @property
     def skipped_steps(self) -> int:
         """Steps, or micro-batches of an accumulated step, that were skipped since their gradients overflowed."""
-        return _number(self._skipped_steps) if self.built else 0
+        return number(self._skipped_steps) if self.built else 0
 
     @property
     def skipped_in_a_row(self) -> int:
         """How many were skipped since the last good step."""
-        return _number(self._skipped_in_a_row) if self.built else 0
+        return number(self._skipped_in_a_row) if self.built else 0
 
     @property
     def good_steps_in_a_row(self) -> int:
         """Good steps since the scale last changed, or since the last skipped one; the scale is doubled by them."""
-        return _number(self.step_counter) if self.built else 0
+        return number(self.step_counter) if self.built else 0
 
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
         """Unscales gradients and updates the weights, or skips the step.
@@ -203,7 +204,7 @@ class SafeLossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)
         if not self.built:
-            self.build(trainable_variables)
+            self.build(trainable_variables or [])
         # Keras' own choice between strategies (MirroredStrategy) that need code across replicas and those that do not.
         if tf.__internal__.distribute.strategy_supports_no_merge_call():
             self._common_apply(grads, trainable_variables)
@@ -223,7 +224,7 @@ class SafeLossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         """
         super().finalize_variable_values(var_list)
         if self.built:
-            warn_of_scaling(self, _number(self._longest_skipped), MANY_SKIPPED_IN_A_ROW)
+            warn_of_scaling(self, number(self._longest_skipped), MANY_SKIPPED_IN_A_ROW)
 
     def get_config(self) -> dict[str, Any]:
         """Gives what a new optimizer of the same settings is made from.
@@ -304,6 +305,18 @@ class SafeLossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         self._longest_skipped.assign(ops.maximum(self._longest_skipped, self._skipped_in_a_row))
 
 
+def number(variable: Any) -> Any:
+    """The value of a scalar variable or tensor, also of one that is on several replicas.
+
+    Args:
+        variable: of Keras or TensorFlow.
+
+    Returns:
+        A Python number.
+    """
+    return np.asarray(ops.convert_to_numpy(variable)).item()
+
+
 def warn_of_scaling(optimizer: SafeLossScaleOptimizer, skipped_in_a_row: int, many: int) -> None:
     """Warns, once of each, of a scale at its floor and of many steps skipped in a row.
 
@@ -317,15 +330,18 @@ def warn_of_scaling(optimizer: SafeLossScaleOptimizer, skipped_in_a_row: int, ma
             optimizer,
             "floor",
             f"The loss scale has fallen to its floor, {optimizer.minimum_scale:g}: gradients overflow at any scale, so "
-            "something else gives infinity or NaN. Look for the layer with keras_turbo.precision.precision_report(model, "
+            "something else gives infinity or NaN. Look for the layer with "
+            "keras_turbo.precision.precision_report(model, "
             "data), or train in mixed_bfloat16.",
         )
     if skipped_in_a_row >= many:
         warn_once(
             optimizer,
             "skipped",
-            f"{skipped_in_a_row} steps in a row were skipped, since their gradients overflowed, and {optimizer.skipped_steps} "
-            f"in all; the loss scale is {optimizer.loss_scale:g}. The model learnt nothing from those batches. Lower the "
+            f"{skipped_in_a_row} steps in a row were skipped, since their gradients overflowed, and "
+            f"{optimizer.skipped_steps} "
+            f"in all; the loss scale is {optimizer.loss_scale:g}. The model learnt nothing from those batches. Lower "
+            "the "
             "learning rate, look for the layer with keras_turbo.precision.precision_report(model, data), or train in "
             "mixed_bfloat16.",
         )
@@ -334,7 +350,7 @@ def warn_of_scaling(optimizer: SafeLossScaleOptimizer, skipped_in_a_row: int, ma
 @contextlib.contextmanager
 def _inner_that(inner: Any, reduces: bool, update: Callable[..., None] | None) -> Iterator[None]:
     """Lets an optimizer, while a step is traced, update in another way and leave out its own sum over replicas."""
-    ways = {} if reduces else {"_all_reduce_sum_gradients": lambda grads_and_vars: list(grads_and_vars)}
+    ways = {} if reduces else {"_all_reduce_sum_gradients": list}
     if update is not None:
         # Keras asks the condition of accumulation inside the replica, where it can't be.
         ways |= {
@@ -369,16 +385,13 @@ def _accumulators(inner: Any, variables: Sequence[Any]) -> list[Any]:
     return [inner._accumulated_gradients[inner._get_variable_index(one)] for one in variables]
 
 
-def _number(variable: Any) -> int:
-    return int(ops.convert_to_numpy(variable))
-
-
 def _checked_inner(optimizer: Any) -> keras.optimizers.Optimizer:
     optimizer = keras.optimizers.get(optimizer)
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise ValueError(
             "`inner_optimizer` of SafeLossScaleOptimizer must not scale the loss itself. Received: a "
-            f"{type(optimizer).__name__}. Pass its `inner_optimizer`, or use SafeLossScaleOptimizer.adopting(optimizer)."
+            f"{type(optimizer).__name__}. Pass its `inner_optimizer`, or use "
+            "SafeLossScaleOptimizer.adopting(optimizer)."
         )
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise ValueError(

@@ -7,6 +7,7 @@ import functools
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
@@ -64,12 +65,12 @@ def half_precision_speed(dtype: str, device: str = "CPU:0") -> HalfPrecisionSpee
     return HalfPrecisionSpeed(dtype, products, convolutions)
 
 
-def _matrix_step(dtype: str) -> Callable[[], tf.Tensor]:
-    inputs = tf.random.stateless_normal([_MATRIX // 2, _MATRIX], [0, 1])
-    kernel = tf.Variable(tf.random.stateless_normal([_MATRIX, _MATRIX], [0, 2]) / _MATRIX**0.5)
+def _matrix_step(dtype: str) -> Callable[[], Any]:
+    inputs = tf.random.stateless_normal([_MATRIX // 2, _MATRIX], (0, 1))
+    kernel = tf.Variable(tf.random.stateless_normal([_MATRIX, _MATRIX], (0, 2)) / _MATRIX**0.5)
 
     @tf.function
-    def step() -> tf.Tensor:
+    def step() -> Any:
         hidden = tf.cast(inputs, dtype)
         with tf.GradientTape() as tape:
             for _ in range(2):
@@ -80,13 +81,13 @@ def _matrix_step(dtype: str) -> Callable[[], tf.Tensor]:
     return step
 
 
-def _convolution_step(dtype: str) -> Callable[[], tf.Tensor]:
-    inputs = tf.random.stateless_normal(_IMAGE, [0, 1])
+def _convolution_step(dtype: str) -> Callable[[], Any]:
+    inputs = tf.random.stateless_normal(_IMAGE, (0, 1))
     channels = _IMAGE[-1]
-    kernel = tf.Variable(tf.random.stateless_normal([3, 3, channels, channels], [0, 2]) / channels**0.5)
+    kernel = tf.Variable(tf.random.stateless_normal([3, 3, channels, channels], (0, 2)) / channels**0.5)
 
     @tf.function
-    def step() -> tf.Tensor:
+    def step() -> Any:
         hidden = tf.cast(inputs, dtype)
         with tf.GradientTape() as tape:
             for _ in range(2):
@@ -97,7 +98,7 @@ def _convolution_step(dtype: str) -> Callable[[], tf.Tensor]:
     return step
 
 
-def _ratio(make_step: Callable[[str], Callable[[], tf.Tensor]], dtype: str, seconds: float) -> float:
+def _ratio(make_step: Callable[[str], Callable[[], Any]], dtype: str, seconds: float) -> float:
     steps = [make_step("float32"), make_step(dtype)]
     for step in steps:
         step().numpy()  # traced and warm

@@ -53,8 +53,8 @@ def make_precision_safe(model: keras.Model, *, verbose: bool = True) -> keras.Mo
     The model itself is changed and returned: its weights, names, layers, optimizer and compile settings are the same
     objects, shared layers stay shared and nested models nested. A layer that is changed is changed wherever it is used.
     Functions that Keras has traced are traced again. Where the model is compiled and Keras scales its loss, the scaling
-    is made right (`SafeLossScaleOptimizer`), and what can't work with several devices is switched off with a warning. So
-    call it after `compile`, or again after it; it changes nothing that is safe already.
+    is made right (`SafeLossScaleOptimizer`), and what can't work with several devices is switched off with a warning.
+    So call it after `compile`, or again after it; it changes nothing that is safe already.
 
     Example:
 
@@ -148,7 +148,7 @@ def _find_and_change(model: keras.Model, change: bool) -> Iterator[Change]:
         before = _half_dtype(layer, calls.get(id(layer), ()))
         reason = "output" if id(layer) in of_outputs else why_fragile(layer, calls.get(id(layer), ()))
         if before and reason:
-            found.append((layer, Change(paths.get(id(layer), layer.name), type(layer).__name__, before, reason)))
+            found.append((layer, Change(paths.get(id(layer), str(layer.name)), type(layer).__name__, before, reason)))
     if change and found:
         for layer, _ in found:
             _put_layer_in_float32(model, layer)
