@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_turbo.precision.compiled_settings import compiled_settings, only_loss, takes_logits
-from keras_turbo.precision.fragile_layers import is_half, is_recurrent
-from keras_turbo.precision.layer_calls import ModelTrace, all_layers, layer_paths, trace
+from keras_turbo.precision.fragile_layers import half_layers, is_recurrent
+from keras_turbo.precision.layer_calls import ModelTrace, layer_paths, trace
 from keras_turbo.precision.warn_once import warn_once
 
 _LARGEST_FLOAT16 = 65504.0
@@ -45,7 +45,7 @@ def check_precision(model: keras.Model) -> None:
     Note:
         `keras_turbo.precision.silence_warnings()` turns all of them off.
     """
-    half = [layer for layer in all_layers(model) if is_half(layer)]
+    half = half_layers(model)
     if not half:
         return
     traced = _traced(model)
@@ -89,10 +89,10 @@ def _softmax_output(model: keras.Model, _: list[Any], traced: ModelTrace | None)
     ):
         return None
     for output in traced.outputs:
-        call = traced.producer(output)
-        is_softmax = call is not None and (
+        is_softmax = any(
             type(call.layer).__name__ == "Softmax"
             or getattr(getattr(call.layer, "activation", None), "__name__", "") == "softmax"
+            for call in traced.producers(output)
         )
         if is_softmax and output.dtype in (tf.float16, tf.bfloat16):
             return (

@@ -95,7 +95,7 @@ def put_in_float32(graph: Any, operation: Any) -> Float32Operation:
         for place, one in enumerate(operations):
             if one is operation:
                 operations[place] = layer
-    graph._tracker.track(layer)
+    graph._layers.append(layer)
     return layer
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from keras_turbo.precision.layer_calls import LayerCall
+from keras_turbo.precision.layer_calls import LayerCall, all_layers
 
 # A float16 sum of 256 values below 256 stays below 65,504, the largest float16; a mean is a sum that is then divided.
 # Of more values, sums overflow for usual activations, and in bfloat16, with 8 bits, they stop growing after 256 equal
@@ -51,6 +51,16 @@ def is_half(layer: Any) -> bool:
         layer: any layer.
     """
     return layer.compute_dtype in _HALF
+
+
+def half_layers(model: keras.Model) -> list[Any]:
+    """The layers of a model that compute in half precision; no models inside, and no inputs, which compute nothing.
+
+    Args:
+        model: any model.
+    """
+    kinds = keras.Model | keras.layers.InputLayer
+    return [layer for layer in all_layers(model) if is_half(layer) and not isinstance(layer, kinds)]
 
 
 def why_fragile(layer: Any, calls: Sequence[LayerCall]) -> str | None:

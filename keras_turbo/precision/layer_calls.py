@@ -139,9 +139,16 @@ class ModelTrace:
     outputs: tuple[Any, ...]
     graph: Any
 
-    def producer(self, tensor: Any) -> LayerCall | None:
-        """The innermost call that gave a tensor, or None where code between layers did."""
-        return next((call for call in self.calls if any(one is tensor for one in call.outputs)), None)
+    def producers(self, tensor: Any) -> list[LayerCall]:
+        """The calls that gave a tensor, the innermost first, and those that passed it on, such as a Dropout that is off.
+
+        Args:
+            tensor: one of the trace.
+
+        Returns:
+            None of them where code between layers made it.
+        """
+        return [call for call in self.calls if any(one is tensor for one in call.outputs)]
 
 
 def trace(model: keras.Model, training: bool = False) -> ModelTrace:

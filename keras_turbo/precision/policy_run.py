@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from keras_turbo.layers import MixedPrecisionSafeHead
 from keras_turbo.precision.float32_operation import Float32Operation
-from keras_turbo.precision.fragile_layers import is_half
+from keras_turbo.precision.fragile_layers import half_layers
 from keras_turbo.precision.layer_calls import all_layers, recorded_calls
 
 # Where Keras' own loss scaling begins.
@@ -125,7 +125,7 @@ def layers_to_vary(model: keras.Model) -> list[Any]:
         for layer in all_layers(model)
         if layer.dtype_policy.name in _FLOATS and not isinstance(layer, MixedPrecisionSafeHead | Float32Operation)
     ]
-    half = [layer for layer in able if is_half(layer)]
+    half = half_layers(model)
     return half or able
 
 

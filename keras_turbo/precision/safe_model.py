@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from keras_turbo.precision.float32_operation import put_in_float32, refresh_symbolic_dtypes
-from keras_turbo.precision.fragile_layers import is_half, why_fragile
+from keras_turbo.precision.fragile_layers import half_layers, is_half, why_fragile
 from keras_turbo.precision.layer_calls import (
     LayerCall,
     ModelTrace,
@@ -135,7 +135,7 @@ def _checked_model(model: Any) -> keras.Model:
 
 
 def _find_and_change(model: keras.Model, change: bool) -> Iterator[Change]:
-    if not any(is_half(layer) for layer in all_layers(model)):
+    if not half_layers(model):
         return
     traced = trace(model)
     paths = layer_paths(model)
@@ -154,6 +154,8 @@ def _find_and_change(model: keras.Model, change: bool) -> Iterator[Change]:
             _put_layer_in_float32(model, layer)
         for graph in reversed(all_graphs(model)):
             refresh_symbolic_dtypes(graph)
+        if graph_of(model) is None:
+            _keep_inputs_unrounded(model)
         model.train_function = model.test_function = model.predict_function = None
         _warn_of_half_outputs(model)
     yield from (one for _, one in found)
@@ -178,15 +180,15 @@ def _output_layers(traced: ModelTrace) -> set[int]:
     found: set[int] = set()
     waiting = list(traced.outputs)
     while waiting:
-        call = traced.producer(waiting.pop())
-        if call is None:
-            # Code of a subclass follows the last layer: what it computes with comes in float32 at least.
-            call = next((one for one in reversed(traced.calls) if _has_weights(one.layer)), None)
-        if call is None or id(call.layer) in found:
-            continue
-        found.add(id(call.layer))
-        if not _has_weights(call.layer) and len(call.inputs) == 1 and traced.producer(call.inputs[0]) is not None:
-            waiting.append(call.inputs[0])
+        # Where code of a subclass follows the last layer, what it computes with comes in float32 at least.
+        calls = (
+            traced.producers(waiting.pop()) or [one for one in reversed(traced.calls) if _has_weights(one.layer)][:1]
+        )
+        for call in calls:
+            is_new = id(call.layer) not in found
+            found.add(id(call.layer))
+            if is_new and not _has_weights(call.layer) and len(call.inputs) == 1 and traced.producers(call.inputs[0]):
+                waiting.append(call.inputs[0])
     return found
 
 
@@ -204,6 +206,22 @@ def _put_layer_in_float32(model: keras.Model, layer: Any) -> None:
     for one in layer._flatten_layers():
         if is_half(one):
             one.dtype_policy = "float32"
+
+
+def _keep_inputs_unrounded(model: keras.Model) -> None:
+    """Lets a subclassed model's inputs reach its layers, each of which casts to what it computes in, as they are.
+
+    Keras casts them to the compute dtype of the model first: 70,000 would be infinite in float16 whatever comes after.
+    """
+    if not is_half(model) or not model.autocast:
+        return
+    model.autocast = False
+    try:
+        trace(model)
+        trace(model, training=True)
+    except ValueError:
+        # Its `call` mixes inputs with what layers give by operations of TensorFlow's own, which take one dtype.
+        model.autocast = True
 
 
 def _warn_of_half_outputs(model: keras.Model) -> None:
