@@ -140,7 +140,7 @@ class ModelTrace:
     graph: Any
 
     def producers(self, tensor: Any) -> list[LayerCall]:
-        """The calls that gave a tensor, the innermost first, and those that passed it on, such as a Dropout that is off.
+        """The calls that gave a tensor, the innermost first, and those that passed it on, as Dropout may do.
 
         Args:
             tensor: one of the trace.
