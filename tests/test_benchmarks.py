@@ -23,6 +23,7 @@ CHECKS = {
         "mean difference of pixels by scaled_decode, of 255 levels",
     },
     "arrays": {"largest relative difference of losses without shuffling", "steps of every epoch equal"},
+    "mixed_precision": {"largest relative difference of first losses from float32's"},
     "memory": {"steps of all over files", "steps of all over positions"},
 }
 
