@@ -45,12 +45,12 @@ _AVERAGES = (keras.layers.AveragePooling1D, keras.layers.AveragePooling2D, keras
 
 
 def is_half(layer: Any) -> bool:
-    """Whether a layer computes in float16 or bfloat16.
+    """Whether a layer computes in float16 or bfloat16; a quantized one, whose policy says more than that, does not.
 
     Args:
         layer: any layer.
     """
-    return layer.compute_dtype in _HALF
+    return layer.compute_dtype in _HALF and layer.quantization_mode is None
 
 
 def half_layers(model: keras.Model) -> list[Any]:

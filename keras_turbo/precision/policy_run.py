@@ -162,7 +162,7 @@ def run_policy(model: keras.Model, batch: tuple[Any, Any, Any]) -> PolicyRun:
         return loss, gradients, tf.nest.map_structure(lambda one: tf.cast(one, tf.float32), outputs)
 
     recorded_step = tf.function(recorded, autograph=False)
-    scale.assign(_FIRST_SCALE if any(layer.compute_dtype == "float16" for layer in all_layers(model)) else 1.0)
+    scale.assign(_FIRST_SCALE if any(layer.compute_dtype == "float16" for layer in half_layers(model)) else 1.0)
     while True:
         loss, gradients, outputs = recorded_step()
         is_finite = all(bool(tf.reduce_all(tf.math.is_finite(one))) for one in gradients if one is not None)

@@ -84,6 +84,7 @@ def test_the_loss_scale_comes_down_until_gradients_fit():
     assert figures.usable
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jit_compile", [True, False])
 def test_the_model_is_as_before(set_dtype_policy, jit_compile):
     set_dtype_policy("mixed_bfloat16")
