@@ -74,10 +74,9 @@ def _recurrent(model: keras.Model, half: list[Any], _: ModelTrace | None) -> str
         return None
     return (
         f"recurrent layers compute in float16: {_named(model, found)}. Rounding errors add up over time steps, and "
-        "long "
-        "sequences suffer most. Compare the validation loss with a float32 run, or ask keras_turbo.precision."
-        "precision_report(model, data); mixed_bfloat16 can't overflow, and `layer.dtype_policy = 'float32'` keeps "
-        "one layer."
+        "long sequences suffer most. Compare the validation loss with a float32 run, or ask "
+        "keras_turbo.precision.precision_report(model, data); mixed_bfloat16 can't overflow, and `layer.dtype_policy "
+        "= 'float32'` keeps one layer."
     )
 
 
@@ -97,9 +96,8 @@ def _softmax_output(model: keras.Model, _: list[Any], traced: ModelTrace | None)
         if is_softmax and output.dtype in (tf.float16, tf.bfloat16):
             return (
                 f"its output is a softmax in {output.dtype.name}, under a loss with from_logits=False: probabilities "
-                "round to 0, "
-                "whose logarithm is lost. Call keras_turbo.make_precision_safe(model) or keras_turbo.precision."
-                "replace_head(model)."
+                "round to 0, whose logarithm is lost. Call keras_turbo.make_precision_safe(model) or "
+                "keras_turbo.precision.replace_head(model)."
             )
     return None
 
@@ -127,8 +125,7 @@ def _sizes(_: keras.Model, half: list[Any], __: ModelTrace | None) -> str | None
     sizes = ", ".join(f"{layer.name} ({size})" for layer, size in found[:_MOST_NAMED])
     return (
         f"{len(found)} half-precision layers have sizes that are no multiples of {_BLOCK}: {sizes}. Tensor Cores "
-        "multiply "
-        f"blocks of {_BLOCK}; round the sizes up."
+        f"multiply blocks of {_BLOCK}; round the sizes up."
     )
 
 
@@ -151,8 +148,7 @@ def _train_step(model: keras.Model, half: list[Any], _: ModelTrace | None) -> st
         return None
     return (
         f"the train_step of {type(model).__name__} never scales its loss, yet its optimizer divides gradients by the "
-        "loss "
-        "scale: the model would hardly learn. Take gradients of `self.optimizer.scale_loss(loss)`."
+        "loss scale: the model would hardly learn. Take gradients of `self.optimizer.scale_loss(loss)`."
     )
 
 

@@ -11,6 +11,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+# What Function keeps of its graph; read and changed here and in float32_operation.py.
+_PRIVATE_PARTS = ("_nodes", "_nodes_by_depth", "_operations", "_operations_by_depth", "_layers")
+
 
 @dataclasses.dataclass(frozen=True)
 class LayerCall:
@@ -48,7 +51,16 @@ def graph_of(model: Any) -> Any:
     """
     # A Sequential model keeps its graph in an attribute of its own.
     graph = getattr(model, "_functional", None) or model
-    return graph if hasattr(graph, "_nodes_by_depth") else None
+    # A Function that is no layer is an operation like others.
+    if not isinstance(graph, keras.Function) or not isinstance(graph, keras.layers.Layer):
+        return None
+    missing = [name for name in _PRIVATE_PARTS if not hasattr(graph, name)]
+    if missing:
+        raise RuntimeError(
+            f"A functional model of Keras {keras.__version__} has no {missing}, which hold its graph in Keras 3.12 "
+            "to 3.15."
+        )
+    return graph
 
 
 def all_graphs(model: keras.Model) -> list[Any]:

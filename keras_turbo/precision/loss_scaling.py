@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -12,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 from keras import ops
 
+from keras_turbo.precision.replica_updates import accumulate_gradients, inner_that, with_accumulated
 from keras_turbo.precision.warn_once import warn_once
 
 # So many skipped in a row are no search for the right scale any more: a run that begins at 2**15 has come down to 32.
@@ -252,13 +252,13 @@ class SafeLossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         steps = inner.gradient_accumulation_steps
 
         def update() -> None:
-            with _inner_that(inner, reduces=False, update=_with_accumulated if steps else None):
+            with inner_that(inner, with_accumulated if steps else None):
                 on_each(self._stateful_handle_finite_grads)
             for accumulator in inner._accumulated_gradients if steps else ():
                 distribution.extended.update(accumulator.value, lambda one: one.assign(tf.zeros_like(one)), group=False)
 
         def accumulate() -> None:
-            with _inner_that(inner, reduces=False, update=_accumulate):
+            with inner_that(inner, accumulate_gradients):
                 on_each(self._stateful_handle_finite_grads)
 
         def good_step() -> None:
@@ -339,50 +339,10 @@ def warn_of_scaling(optimizer: SafeLossScaleOptimizer, skipped_in_a_row: int, ma
             optimizer,
             "skipped",
             f"{skipped_in_a_row} steps in a row were skipped, since their gradients overflowed, and "
-            f"{optimizer.skipped_steps} "
-            f"in all; the loss scale is {optimizer.loss_scale:g}. The model learnt nothing from those batches. Lower "
-            "the "
-            "learning rate, look for the layer with keras_turbo.precision.precision_report(model, data), or train in "
-            "mixed_bfloat16.",
+            f"{optimizer.skipped_steps} in all; the loss scale is {optimizer.loss_scale:g}. The model learnt nothing "
+            "from those batches. Lower the learning rate, look for the layer with "
+            "keras_turbo.precision.precision_report(model, data), or train in mixed_bfloat16.",
         )
-
-
-@contextlib.contextmanager
-def _inner_that(inner: Any, reduces: bool, update: Callable[..., None] | None) -> Iterator[None]:
-    """Lets an optimizer, while a step is traced, update in another way and leave out its own sum over replicas."""
-    ways = {} if reduces else {"_all_reduce_sum_gradients": list}
-    if update is not None:
-        # Keras asks the condition of accumulation inside the replica, where it can't be.
-        ways |= {
-            "_backend_apply_gradients": functools.partial(
-                update, inner, inner._backend_apply_gradients, inner.gradient_accumulation_steps
-            ),
-            "gradient_accumulation_steps": None,
-        }
-    kept = {name: inner.__dict__[name] for name in ways if name in inner.__dict__}
-    inner.__dict__.update(ways)
-    try:
-        yield
-    finally:
-        for name in ways:
-            del inner.__dict__[name]
-        inner.__dict__.update(kept)
-
-
-def _with_accumulated(
-    inner: Any, apply: Callable[..., None], steps: int, grads: list[Any], variables: list[Any]
-) -> None:
-    accumulators = _accumulators(inner, variables)
-    mean = [(one + kept.value) / steps for one, kept in zip(grads, accumulators, strict=True)]
-    apply(mean, variables)
-
-
-def _accumulate(inner: Any, _: Any, __: int, grads: list[Any], variables: list[Any]) -> None:
-    inner._backend_increment_gradient_accumulators(grads, _accumulators(inner, variables))
-
-
-def _accumulators(inner: Any, variables: Sequence[Any]) -> list[Any]:
-    return [inner._accumulated_gradients[inner._get_variable_index(one)] for one in variables]
 
 
 def _checked_inner(optimizer: Any) -> keras.optimizers.Optimizer:

@@ -48,8 +48,8 @@ def _switch_off_what_replicas_cannot(model: keras.Model) -> None:
             model,
             "jit over replicas",
             f"jit_compile is switched off for model {model.name!r}: {versions} can't compile a step that sums "
-            "gradients "
-            f"over {replicas} replicas with XLA. Compile it with jit_compile=False to be rid of this warning.",
+            f"gradients over {replicas} replicas with XLA. Compile it with jit_compile=False to be rid of this "
+            "warning.",
         )
     if model.steps_per_execution > 1 and _makes_keras_own_loop(model):
         model.steps_per_execution = 1

@@ -107,10 +107,10 @@ def _old_head(model: Any) -> _OldHead:
         ("linear",) if separate_softmax else ("linear", "softmax")
     ):
         raise ValueError(
-            f"The output of {model.name!r} must come from a Dense with a softmax, or without an activation. It comes "
-            "from "
-            f"{dense.name!r}, a {type(dense).__name__}" + (f" with {activation}" if activation else "") + ". For other "
-            "heads, keras_turbo.make_precision_safe(model) keeps the output in float32."
+            f"The output of {model.name!r} must come from a Dense with a softmax, or without an activation. It comes from "
+            f"{dense.name!r}, a {type(dense).__name__}"
+            + (f" with {activation}" if activation else "")
+            + ". For other heads, keras_turbo.make_precision_safe(model) keeps the output in float32."
         )
     return _OldHead(dense, last, _inputs_of(dense_output)[0], separate_softmax or activation == "softmax")
 
@@ -157,8 +157,7 @@ def _with_head(model: keras.Model, old: _OldHead, head: MixedPrecisionSafeHead) 
     except TypeError as error:
         raise ValueError(
             f"A new {type(model).__name__} can't be made of inputs and outputs: {error}. Make a "
-            "MixedPrecisionSafeHead where "
-            "the model is built."
+            "MixedPrecisionSafeHead where the model is built."
         ) from error
 
 
@@ -170,18 +169,16 @@ def _settings_on_logits(model: keras.Model) -> dict[str, Any]:
     if loss is not None and takes_logits(loss) is None:
         raise ValueError(
             f"Model {model.name!r} is compiled with the loss {loss!r}, which takes the softmax's probabilities and "
-            "has no "
-            "`from_logits`. Compile the model with a loss that takes logits afterwards: replace the head before "
-            "`compile`."
+            "has no `from_logits`. Compile the model with a loss that takes logits afterwards: replace the head "
+            "before `compile`."
         )
     for argument in ("metrics", "weighted_metrics"):
         for metric in keras.tree.flatten(settings.get(argument)):
             if metric is not None and not _is_of_order(metric):
                 raise ValueError(
                     f"Model {model.name!r} is compiled with the metric {metric!r}, which takes probabilities: of "
-                    "logits it "
-                    "would say something else. Replace the head before `compile`, and choose a metric that takes "
-                    "logits."
+                    "logits it would say something else. Replace the head before `compile`, and choose a metric that "
+                    "takes logits."
                 )
     if loss is not None and not takes_logits(loss):
         settings["loss"] = keras.tree.map_structure(on_logits, settings["loss"])

@@ -309,8 +309,7 @@ def _check_model(model: Any) -> None:
     if not model.compiled or (compiled_settings(model).get("loss") is None and not model.losses):
         raise ValueError(
             f"Model {model.name!r} must be compiled with a loss, whose gradients are compared. A loss that a "
-            "`train_step` "
-            "computes by itself can't be seen."
+            "`train_step` computes by itself can't be seen."
         )
 
 

@@ -19,6 +19,7 @@ from keras_turbo.precision.layer_calls import (
     layer_paths,
     trace,
 )
+from keras_turbo.precision.model_scaling import settle_compiled
 from keras_turbo.precision.warn_once import warn_once
 
 
@@ -82,8 +83,6 @@ def make_precision_safe(model: keras.Model, *, verbose: bool = True) -> keras.Mo
         after loading. Operations in the `call` of a subclass can't be changed; where an output is half precision
         because of one, a warning says so.
     """
-    from keras_turbo.precision.model_scaling import settle_compiled
-
     changes = list(_find_and_change(_checked_model(model), change=True))
     if verbose and changes:
         print_changes(changes, model.name)

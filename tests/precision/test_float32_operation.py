@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from keras import layers, ops
 
+from keras_turbo.precision import layer_calls
 from keras_turbo.precision.float32_operation import Float32Operation
 from keras_turbo.precision.layer_calls import all_graphs, layer_paths, recorded_calls, trace
 
@@ -48,6 +49,13 @@ def test_calls_are_in_order_and_leave_nothing():
     assert [call.outputs[0].shape for call in calls][-1] == (1, 2)
     watched = [*model._flatten_layers(), *(one for graph in all_graphs(model) for one in graph.operations)]
     assert not any("call" in vars(one) for one in watched)
+
+
+def test_another_keras_is_named(monkeypatch):
+    model = nested()
+    monkeypatch.setattr(layer_calls, "_PRIVATE_PARTS", ("_nodes", "_renamed"))
+    with pytest.raises(RuntimeError, match=rf"of Keras {keras.__version__} has no \['_renamed'\]"):
+        layer_calls.graph_of(model)
 
 
 def test_paths_and_producers():

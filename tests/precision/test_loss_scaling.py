@@ -150,6 +150,16 @@ def test_accumulation_and_averaged_weights_over_replicas_are_refused(two_cpu_str
         one(1, 1)
 
 
+def test_another_keras_is_named(two_cpu_strategy, monkeypatch):
+    """Without the private method that it replaces, gradients would be summed twice in silence."""
+    name = "_all_reduce_sum_gradients"
+    one = OneVariable(sgd(), two_cpu_strategy)
+    owner = next(cls for cls in keras.optimizers.SGD.__mro__ if name in vars(cls))
+    monkeypatch.delattr(owner, name)
+    with pytest.raises(RuntimeError, match=rf"SGD of Keras {keras.__version__} has no `{name}`"):
+        one(1, 1)
+
+
 def test_outside_of_a_replica_it_is_refused(two_cpu_strategy):
     one = OneVariable(sgd(), two_cpu_strategy)
     with two_cpu_strategy.scope(), pytest.raises(ValueError, match="must be called in a replica"):
