@@ -107,7 +107,7 @@ def _old_head(model: Any) -> _OldHead:
         ("linear",) if separate_softmax else ("linear", "softmax")
     ):
         raise ValueError(
-            f"The output of {model.name!r} must come from a Dense with a softmax, or without an activation. It comes from "
+            f"The output of {model.name!r} must come from a Dense with a softmax or no activation. It comes from "
             f"{dense.name!r}, a {type(dense).__name__}"
             + (f" with {activation}" if activation else "")
             + ". For other heads, keras_turbo.make_precision_safe(model) keeps the output in float32."
