@@ -1,6 +1,7 @@
 """Keras-native objects that make a stock `model.fit()` fast, in the order in which a batch meets them."""
 
 from keras_turbo.data.fast_dataset import FastDataset
+from keras_turbo.precision import make_precision_safe, use_mixed_precision
 from keras_turbo.layers import MixedPrecisionSafeHead
 from keras_turbo.execution.tune import tune  # isort: skip (in the order in which a batch meets them)
 from keras_turbo.execution.debug_mode import debug_mode
@@ -9,6 +10,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "FastDataset",
+    "use_mixed_precision",
+    "make_precision_safe",
     "MixedPrecisionSafeHead",
     "tune",
     "debug_mode",

@@ -27,6 +27,7 @@ CHECKS = {
         f"largest difference of an epoch's loss from stock's, as a share of the first epoch's, {where}"
         for where in ("on TensorFlow", "in other frameworks")
     },
+    "mixed_precision": {"largest relative difference of first losses from float32's"},
     "memory": {"steps of all over files", "steps of all over positions"},
 }
 

@@ -23,6 +23,8 @@ MAY_IMPORT = {
     # Facts about the machine are of use to everybody; devices imports nothing of ours either.
     **{part: {"progress", "devices"} for part in FOUNDATIONS},
     "devices": {"progress"},
+    # A head is swapped for a safe one; layers import nothing of ours.
+    "precision": {"progress", "devices", "layers"},
     "callbacks": FOUNDATIONS,
     "audit": CALLBACKS,
     "": AUDIT,
@@ -98,7 +100,8 @@ def test_imports_point_one_way(path):
         ("keras_turbo.data.images", "if TYPE_CHECKING:\n    import keras_turbo.audit"),
         ("keras_turbo.data.images", "importlib.import_module('keras_turbo.cli')"),
         ("keras_turbo.layers.head", "from keras_turbo.precision import policy"),
-        ("keras_turbo.precision.safe", "from keras_turbo.layers import MixedPrecisionSafeHead"),
+        ("keras_turbo.devices.hardware", "from keras_turbo.precision import policy"),
+        ("keras_turbo.precision.safe", "from keras_turbo.execution import tune"),
         ("keras_turbo.execution.tune", "from keras_turbo.data import input_wait"),
         ("keras_turbo.checkpoint.writer", "from keras_turbo.callbacks import AsyncCheckpoint"),
         ("keras_turbo.callbacks.gpu", "from keras_turbo.audit import verdict"),
@@ -139,6 +142,8 @@ def test_relative_imports_of_a_package_start_at_itself(module, source):
         ("keras_turbo.audit.verdict", "from keras_turbo import callbacks, data"),
         ("keras_turbo.cli", "import keras_turbo as kt\nfrom keras_turbo import FastDataset, audit\nfrom . import demo"),
         ("keras_turbo.__main__", "from keras_turbo.cli import main"),
+        ("keras_turbo.precision.safe", "from keras_turbo.layers import MixedPrecisionSafeHead"),
+        ("keras_turbo.precision.policy", "from keras_turbo.devices.hardware import this_cpu"),
         ("keras_turbo.devices.nvml", "import pynvml, tensorflow_io"),
     ],
 )
