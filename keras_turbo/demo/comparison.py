@@ -312,8 +312,8 @@ class _Stopwatch(keras.callbacks.Callback):
         now = time.perf_counter()
         if now - self._moved_at > _PROGRESS_INTERVAL_SECONDS:
             # An execution may have been several steps.
-            optimizer: Any = self.model.optimizer
-            steps = int(optimizer.iterations)
+            model: Any = self.model
+            steps = int(model.optimizer.iterations)
             self._advance(steps - self._steps_shown)
             self._steps_shown, self._moved_at = steps, now
 

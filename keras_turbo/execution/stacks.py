@@ -170,7 +170,8 @@ def _from_iterator(iterator: tf.data.Iterator, batches: int) -> tf.data.Dataset:
 
 @tf.autograph.experimental.do_not_convert
 def _with_rows(*batch: Any) -> tuple[Any, tf.Tensor]:
-    return batch if len(batch) > 1 else batch[0], _rows_of(batch)
+    # tf.data gives the parts of a tuple one by one, and anything else as it is.
+    return batch[0] if len(batch) == 1 else batch, _rows_of(batch)
 
 
 def _rows_of(batch: Any) -> tf.Tensor:
