@@ -1,4 +1,4 @@
-"""Methods of Keras' classes that are replaced for a while."""
+"""Attributes of models and methods of Keras' classes that are replaced for a while."""
 
 from __future__ import annotations
 
@@ -6,6 +6,29 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
+
+
+@contextlib.contextmanager
+def replaced_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Sets an attribute, which hides what the owner's class has, or its bases, until it closes.
+
+    Args:
+        owner: An instance or a class. What it had itself is put back.
+        name: Of the attribute.
+        value: What it is meanwhile.
+
+    Yields:
+        Nothing.
+    """
+    is_own, before = name in vars(owner), vars(owner).get(name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if is_own:
+            setattr(owner, name, before)
+        else:
+            delattr(owner, name)
 
 
 @contextlib.contextmanager
@@ -27,12 +50,5 @@ def replaced_method(owner: type, name: str, replacement: Callable[..., Any]) -> 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         return replacement(original, self, *args, **kwargs)
 
-    is_own, before = name in vars(owner), vars(owner).get(name)
-    setattr(owner, name, method)
-    try:
+    with replaced_attribute(owner, name, method):
         yield
-    finally:
-        if is_own:
-            setattr(owner, name, before)
-        else:
-            delattr(owner, name)

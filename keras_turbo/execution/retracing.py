@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from keras_turbo.execution.debug_mode import is_debugging
 from keras_turbo.execution.input_changes import Change, Kind, Specs, changes, completed, specs_of, unknown_axes
+from keras_turbo.execution.patching import replaced_attribute
 
 _REMEDIES: dict[Kind, str] = {
     "batch": "Give all batches one size (`batch(..., drop_remainder=True)`).",
@@ -232,7 +233,7 @@ def _watched_function(model: keras.Model, name: str) -> Iterator[None]:
         setattr(model, function_name, made[-1])
         return made[-1]
 
-    with _instance_attribute(model, step_name, watched_step), _instance_attribute(model, make_name, watched_make):
+    with replaced_attribute(model, step_name, watched_step), replaced_attribute(model, make_name, watched_make):
         try:
             yield
         finally:
@@ -264,20 +265,6 @@ def _noting_batches(batches: Iterable[Any], watch: RetraceWatch) -> Iterator[Any
     for batch in batches:
         watch.called_with(batch)
         yield batch
-
-
-@contextlib.contextmanager
-def _instance_attribute(model: keras.Model, name: str, value: Any) -> Iterator[None]:
-    """Sets an attribute of the instance, which hides what its class has, or what was set on it before."""
-    was_set, before = name in vars(model), vars(model).get(name)
-    setattr(model, name, value)
-    try:
-        yield
-    finally:
-        if was_set:
-            setattr(model, name, before)
-        else:
-            delattr(model, name)
 
 
 def _listed(found: list[Change]) -> str:

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -66,27 +66,20 @@ def half_precision_speed(dtype: str, device: str = "CPU:0") -> HalfPrecisionSpee
 
 
 def _matrix_step(dtype: str) -> Callable[[], Any]:
-    inputs = tf.random.stateless_normal([_MATRIX // 2, _MATRIX], (0, 1))
-    kernel = tf.random.stateless_normal([_MATRIX, _MATRIX], (0, 2)) / _MATRIX**0.5
-
-    @tf.function
-    def step() -> Any:
-        hidden = tf.cast(inputs, dtype)
-        with tf.GradientTape() as tape:
-            # No variable, which would belong to a strategy that is open.
-            tape.watch(kernel)
-            for _ in range(2):
-                hidden = tf.nn.relu(tf.matmul(hidden, tf.cast(kernel, dtype)))
-            loss = tf.reduce_sum(tf.cast(hidden, tf.float32))
-        return tape.gradient(loss, kernel)
-
-    return step
+    return _step([_MATRIX // 2, _MATRIX], [_MATRIX, _MATRIX], tf.matmul, dtype)
 
 
 def _convolution_step(dtype: str) -> Callable[[], Any]:
-    inputs = tf.random.stateless_normal(_IMAGE, (0, 1))
     channels = _IMAGE[-1]
-    kernel = tf.random.stateless_normal([3, 3, channels, channels], (0, 2)) / channels**0.5
+    return _step(_IMAGE, [3, 3, channels, channels], lambda x, kernel: tf.nn.conv2d(x, kernel, 1, "SAME"), dtype)
+
+
+def _step(
+    input_shape: Sequence[int], kernel_shape: Sequence[int], operation: Callable[..., Any], dtype: str
+) -> Callable[[], Any]:
+    """A forward and a backward pass through two layers of the operation."""
+    inputs = tf.random.stateless_normal(input_shape, (0, 1))
+    kernel = tf.random.stateless_normal(kernel_shape, (0, 2)) / kernel_shape[-1] ** 0.5
 
     @tf.function
     def step() -> Any:
@@ -95,7 +88,7 @@ def _convolution_step(dtype: str) -> Callable[[], Any]:
             # No variable, which would belong to a strategy that is open.
             tape.watch(kernel)
             for _ in range(2):
-                hidden = tf.nn.relu(tf.nn.conv2d(hidden, tf.cast(kernel, dtype), 1, "SAME"))
+                hidden = tf.nn.relu(operation(hidden, tf.cast(kernel, dtype)))
             loss = tf.reduce_sum(tf.cast(hidden, tf.float32))
         return tape.gradient(loss, kernel)
 
