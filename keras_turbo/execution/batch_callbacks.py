@@ -37,6 +37,16 @@ def warn_of_missed_batches(callbacks: Any, steps_per_execution: int, warned: set
         kind = type(callback)
         if hasattr(callback, "needs_every_batch") or kind.__name__ in warned:
             continue
+        frequency = getattr(callback, "save_freq", None)
+        if isinstance(frequency, int) and frequency % steps_per_execution:
+            warned.add(kind.__name__)
+            warnings.warn(
+                f"{kind.__name__}(save_freq={frequency}) is asked once for {steps_per_execution} batches, and saves at the "
+                f"end of the execution that reaches batch {frequency}. A multiple of {steps_per_execution} saves where "
+                "it says.",
+                stacklevel=2,
+            )
+            continue
         # LambdaCallback takes its hooks as arguments and keeps them on the instance.
         hooks = [name for name in _BATCH_HOOKS if _is_users(kind, name) or _is_given(callback, name)]
         if hooks:

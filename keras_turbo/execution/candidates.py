@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any, Literal, get_args
 
+import tensorflow as tf
+
 from keras_turbo.execution.setting import ExecutionSetting
 from keras_turbo.execution.stacks import why_not_stackable
 
@@ -60,7 +62,11 @@ def candidate_settings(
             settings += [ExecutionSetting("xla", length) for length in stack_lengths]
         else:
             left_out["steps in one XLA program"] = reason
-    if "jit" in allow:
+    # Only the loop over stacks can be refused by its input; another step with text in it can abort the process.
+    has_text = any(getattr(spec, "dtype", None) == tf.string for spec in tf.nest.flatten(element_spec))
+    if "jit" in allow and has_text:
+        left_out["steps compiled by XLA"] = "a part of the data is text, which XLA does not know"
+    elif "jit" in allow:
         settings.append(ExecutionSetting("graph", lengths[0], jit_compile=True))
         if "multi_step" not in allow and lengths[0] > 1:
             settings[-1] = ExecutionSetting("graph", 1, jit_compile=True)

@@ -12,7 +12,7 @@ import functools
 import inspect
 import itertools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
@@ -153,6 +153,7 @@ class Installation:
         self._replaced: list[str] = []
         self._warned: set[str] = set()
         self._loops_running = 0
+        self._watches: list[RetraceWatch] = []
         self._functions: dict[str, Any] = {}
 
     def install(self) -> None:
@@ -182,8 +183,8 @@ class Installation:
         model.steps_per_execution, model.jit_compile = self._before
         self._forget_functions()
 
-    def _forget_functions(self) -> None:
-        for attribute in _MAKERS:
+    def _forget_functions(self, attributes: Iterable[str] = tuple(_MAKERS)) -> None:
+        for attribute in attributes:
             setattr(self._model, attribute, None)
 
     def _replace(self, name: str, function: Callable) -> None:
@@ -224,6 +225,7 @@ class Installation:
         step_name = attribute.replace("function", "step")
         each_with_xla = setting.loop == "graph" and setting.jit_compile
         watch = RetraceWatch(step_name.removesuffix("_step"), model.name, jit_compile=each_with_xla)
+        self._watches.append(watch)
 
         def traced(batch: Any) -> None:
             # train_on_batch and its like are given whatever the user calls them with.
@@ -251,9 +253,12 @@ class Installation:
             given = _arguments(original, self._model, args, kwargs)
             with contextlib.ExitStack() as contexts:
                 self._loops_running += 1
+                for watch in self._watches:
+                    watch.new_run()
                 contexts.callback(self._loop_ended)
                 if name == "fit":
                     contexts.enter_context(self._as_callbacks_need(given.get("callbacks")))
+                    contexts.enter_context(self._as_keras_counts(given.get("steps_per_epoch"), given.get("x")))
                 if self._is_eager():
                     warn_if_eager(self._model)
                     contexts.enter_context(self._steps_per_execution(1))
@@ -290,11 +295,16 @@ class Installation:
             original = type(self._model).predict
             steps = _arguments(original, self._model, args, kwargs).get("steps")
             most = self._model.steps_per_execution
-            if steps is not None and steps % most:
-                # Keras takes full executions, and would predict more than was asked for.
-                most = max(divisor for divisor in range(1, most + 1) if steps % divisor == 0)
-            with self._steps_per_execution(most):
+            if steps is None or steps % most == 0:
                 return original(self._model, *args, **kwargs)
+            # Keras takes full executions, and would predict more than was asked for. What it makes for one step an
+            # execution looks at the first batch of a list alone, so that nothing is kept from here to the next call.
+            with self._steps_per_execution(_largest_divisor(steps, most)):
+                self._forget_functions(("predict_function",))
+                try:
+                    return original(self._model, *args, **kwargs)
+                finally:
+                    self._forget_functions(("predict_function",))
 
         return method
 
@@ -305,6 +315,17 @@ class Installation:
         if steps > 1:
             warn_of_missed_batches(callbacks, steps, self._warned)
         return contextlib.nullcontext()
+
+    def _as_keras_counts(self, steps: int | None, data: Any) -> contextlib.AbstractContextManager[None]:
+        """Whole executions where an epoch is a part of finite data.
+
+        Keras begins the data anew once it has counted as many steps as there are batches, and counts executions in full.
+        """
+        most = self._model.steps_per_execution
+        batches = int(data.cardinality()) if isinstance(data, tf.data.Dataset) else None
+        if steps is None or steps % most == 0 or batches == steps or (batches is not None and batches < 0):
+            return contextlib.nullcontext()
+        return self._steps_per_execution(_largest_divisor(steps, most))
 
     @contextlib.contextmanager
     def _steps_per_execution(self, steps: int) -> Iterator[None]:
@@ -323,6 +344,10 @@ class Installation:
                 f"but {reason}. Its steps run in a graph loop instead, without XLA. Call tune() with this data.",
                 stacklevel=2,
             )
+
+
+def _largest_divisor(number: int, most: int) -> int:
+    return max(divisor for divisor in range(1, most + 1) if number % divisor == 0)
 
 
 def _arguments(method: Callable, model: keras.Model, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:

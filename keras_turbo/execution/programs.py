@@ -42,6 +42,10 @@ class Steps:
         outputs = self._model.distribute_strategy.run(self._step, args=(batch,))
         return tf.nest.map_structure(tf.convert_to_tensor, outputs)
 
+    def variables(self, element_spec: Any) -> list[tf.Variable]:
+        """All variables that a step reads or changes, whoever holds them."""
+        return list(self.graph.get_concrete_function(element_spec).variables)
+
     def output_spec(self, element_spec: Any) -> Any:
         """Structure of `tf.TensorSpec`s of the outputs for a batch.
 

@@ -38,7 +38,7 @@ def result_key(model: keras.Model, sample: Sample, asked: dict[str, Any]) -> str
             for layer in tf.train.TrackableView(model).descendants()
             if isinstance(layer, keras.Layer)
         ],
-        "variables": [[list(variable.shape), str(variable.dtype)] for variable in model.variables],
+        "variables": [[list(variable.shape), str(variable.dtype), variable.trainable] for variable in model.variables],
         "optimizer": [type(optimizer).__qualname__, [list(variable.shape) for variable in optimizer.variables]],
         "loss": _name_of(model, "loss"),
         "compiled": [str(model.steps_per_execution), str(model.jit_compile)],
@@ -66,11 +66,16 @@ class ResultsFile:
 
     Raises:
         ValueError: a file that is no such thing.
+        OSError: nothing can be written there.
     """
 
     def __init__(self, path: str | os.PathLike) -> None:
         self._path = pathlib.Path(path)
         self._results()
+        # Now, and not after the measurement.
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=self._path.parent):
+            pass
 
     def look_up(self, key: str) -> TuneReport | None:
         """The report kept under a key, marked as reused; None if there is none."""
@@ -85,7 +90,6 @@ class ResultsFile:
 
     def keep(self, key: str, report: TuneReport) -> None:
         """Adds a report, beside what others have written meanwhile."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
         results = {**self._results(), key: report.to_dict()}
         content = json.dumps({"format": _FORMAT, "results": results}, indent=1)
         # Written beside it and renamed, so that a reader finds the old file or the new one.

@@ -78,6 +78,7 @@ class RetraceWatch:
         self._lock = threading.Lock()
         self._called_with: Any = None
         self._has_warned = False
+        self._is_new_run = False
         self._traces: list[Specs] = []
 
     def called_with(self, data: Any) -> None:
@@ -87,6 +88,10 @@ class RetraceWatch:
             data: Batch, or iterator of `tf.data`. It is kept until the next call; None lets it go.
         """
         self._called_with = data
+
+    def new_run(self) -> None:
+        """Notes that another fit begins, which may be given other inputs (`class_weight` adds one) on purpose."""
+        self._is_new_run = True
 
     def restart(self) -> None:
         """Forgets earlier traces, for a function that is made anew: its first trace is no retrace."""
@@ -111,6 +116,9 @@ class RetraceWatch:
             # Replicas, and functions around this one, trace it several times for the same inputs.
             if self._has_warned or specs in self._traces:
                 return
+            if self._is_new_run and self._traces and specs.keys() != self._traces[0].keys():
+                self._traces.clear()
+            self._is_new_run = False
             self._traces.append(specs)
             text = self._open_sizes(specs) if len(self._traces) == 1 else self._retrace(specs)
             if not text:

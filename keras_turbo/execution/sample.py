@@ -26,7 +26,7 @@ class Sample:
 
     Args:
         data: what `fit` takes as `x`: a dataset of batches or a `PyDataset`; or a tuple `(x, y)` or
-            `(x, y, sample_weight)` of arrays.
+            `(x, y, sample_weight)` of arrays; or arrays `x` alone.
         batch_size: examples a batch; for arrays alone.
         most_batches: how many to keep, if the data has as many and they take little memory.
 
@@ -93,7 +93,6 @@ class Sample:
         """
 
         # In a graph, since a batch handed to Python costs as much as many a pipeline.
-        @tf.function(autograph=False)
         def pull(iterator: tf.data.Iterator, most: tf.Tensor) -> tf.Tensor:
             def body(count: tf.Tensor, batch: Any) -> tuple[tf.Tensor, Any]:
                 with tf.control_dependencies(tf.nest.flatten(batch.get_value(), expand_composites=True)):
@@ -108,11 +107,12 @@ class Sample:
 
         try:
             iterator = iter(self._dataset)
+            pulled_by = tf.function(pull, autograph=False).get_concrete_function(iterator, tf.TensorSpec([], tf.int32))
             # Buffers fill before the first.
-            pull(iterator, tf.constant(1))
+            pulled_by(iterator, tf.constant(1))
             start, count = time.perf_counter(), 0
             while time.perf_counter() - start < seconds:
-                pulled = int(pull(iterator, tf.constant(_LOOP_STEPS)))
+                pulled = int(pulled_by(iterator, tf.constant(_LOOP_STEPS)))
                 count += pulled
                 if pulled < _LOOP_STEPS:
                     break
@@ -180,21 +180,21 @@ def _as_dataset(data: Any, batch_size: int) -> tuple[tf.data.Dataset, int | None
             return (_as_tuple(data[i]) for i in (itertools.count() if batches is None else range(batches)))
 
         return tf.data.Dataset.from_generator(read, output_signature=spec), batches
+    if _is_array(data) and not isinstance(data, (tuple, list)):
+        data = (data,)  # x alone, also a dict of arrays
     if isinstance(data, tuple) and 1 <= len(data) <= 3 and all(_is_array(part) for part in data):
         rows = {len(component) for part in data for component in keras.tree.flatten(part)}
         if len(rows) != 1:
             raise ValueError(f"The arrays in `data` must have equally many examples. Received: {sorted(rows)}.")
-        parts: Any = keras.tree.map_structure(_as_fit_takes, data)
+        parts: Any = keras.tree.map_structure(_as_fit_takes, data[0] if len(data) == 1 else data)
         dataset = tf.data.Dataset.from_tensor_slices(parts).batch(batch_size)
         return dataset, math.ceil(rows.pop() / batch_size)
     hint = ""
     if hasattr(data, "__next__"):
         hint = " A generator would be used up by being measured: make a tf.data.Dataset of it (from_generator)."
-    elif _is_array(data):
-        hint = " Give arrays as a tuple: (x, y)."
     raise TypeError(
-        "`data` must be a FastDataset, a tf.data.Dataset of batches, a keras.utils.PyDataset or a tuple of arrays "
-        f"(x, y) or (x, y, sample_weight). Received: {type(data).__name__}.{hint}"
+        "`data` must be a FastDataset, a tf.data.Dataset of batches, a keras.utils.PyDataset, arrays x or a tuple of "
+        f"arrays (x, y) or (x, y, sample_weight). Received: {type(data).__name__}.{hint}"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -19,11 +20,13 @@ class TrainingState:
 
     Args:
         model: a built model.
+        others: variables that its steps change, whoever holds them: a loss, a second optimizer, Keras' global seed.
     """
 
-    def __init__(self, model: keras.Model) -> None:
+    def __init__(self, model: keras.Model, others: Iterable[tf.Variable] = ()) -> None:
         self._model = model
-        self._variables = [(variable, variable.numpy()) for variable in _variables(model)]
+        variables = {id(variable): variable for variable in [*_variables(model), *others]}
+        self._variables = [(variable, variable.numpy()) for variable in variables.values()]
         self._attributes = {name: model.__dict__[name] for name in ("history", "stop_training") if name in vars(model)}
         self._random = (random.getstate(), np.random.get_state())  # noqa: NPY002 (the global state is the legacy one)
 
@@ -45,4 +48,4 @@ def _variables(model: keras.Model) -> list[tf.Variable]:
     found = [owner.value if isinstance(owner, keras.Variable) else owner for owner in owners]
     # A subclassed model may hold variables that Keras does not know of.
     found += [each for each in tf.train.TrackableView(model).descendants() if isinstance(each, tf.Variable)]
-    return list({id(variable): variable for variable in found}.values())
+    return found

@@ -90,7 +90,7 @@ def tune(
         TypeError: `model` or `data` of another kind.
         ValueError: a model that is not compiled; another value of an argument.
     """
-    _check(model, batch_size, budget_seconds, objective, allow)
+    _check(model, batch_size, budget_seconds, objective, allow, callbacks)
     remove_setting(model)
     warn_if_eager(model)
     reason = why_not_settable(model)
@@ -106,7 +106,8 @@ def tune(
         )
     every_batch = needs_every_batch(callbacks)
     # Creates all variables that training needs, as the first step of `fit` would, without a step.
-    Steps(model, model.train_step, lambda batch: None).output_spec(sample.element_spec)
+    variables = Steps(model, model.train_step, lambda batch: None).variables(sample.element_spec)
+    state = TrainingState(model, variables)
     file, key = None, ""
     if results_file is not None:
         file = ResultsFile(results_file)
@@ -123,16 +124,15 @@ def tune(
             return known
     batch_sizes = None
     if find_batch_size:
-        state = TrainingState(model)
         batch_sizes = find_batch_sizes(model, sample.first_batch, sample.element_spec, state, float(budget_seconds))
-    report = _measured(model, sample, float(budget_seconds), objective, allow, every_batch)
+    report = _measured(model, sample, state, float(budget_seconds), objective, allow, every_batch)
     report = dataclasses.replace(report, batch_sizes=batch_sizes)
     if file is not None:
         file.keep(key, report)
     return report
 
 
-def _check(model: Any, batch_size: Any, budget_seconds: Any, objective: Any, allow: Any) -> None:
+def _check(model: Any, batch_size: Any, budget_seconds: Any, objective: Any, allow: Any, callbacks: Any) -> None:
     if not isinstance(model, keras.Model):
         raise TypeError(f"`model` must be a keras.Model. Received: {type(model).__name__}.")
     if not model.compiled:
@@ -143,6 +143,10 @@ def _check(model: Any, batch_size: Any, budget_seconds: Any, objective: Any, all
         raise ValueError(f"`budget_seconds` must be a number of seconds above 0. Received: {budget_seconds!r}.")
     if objective not in get_args(Objective):
         raise ValueError(f"`objective` must be one of {get_args(Objective)}. Received: {objective!r}.")
+    given = callbacks.callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else callbacks
+    for callback in given if isinstance(given, (list, tuple)) else [] if given is None else [given]:
+        if not isinstance(callback, keras.callbacks.Callback):
+            raise TypeError(f"`callbacks` must be those that fit() takes. Received: {callback!r}.")
     unknown = [kind for kind in ([allow] if isinstance(allow, str) else allow) if kind not in KINDS]
     if isinstance(allow, str) or unknown:
         raise ValueError(f"`allow` must be a tuple with some of {KINDS}. Received: {allow!r}.")
@@ -166,6 +170,7 @@ def _not_measured(reason: str) -> TuneReport:
 def _measured(
     model: keras.Model,
     sample: Sample,
+    state: TrainingState,
     budget_seconds: float,
     objective: Objective,
     allow: tuple[Kind, ...],
@@ -173,7 +178,6 @@ def _measured(
 ) -> TuneReport:
     start = time.perf_counter()
     deadline = start + budget_seconds
-    state = TrainingState(model)
     race = Race(model, sample, state)
     try:
         stock = race.enter(ExecutionSetting())
@@ -257,8 +261,9 @@ def _notes(model: keras.Model, sample: Sample, winner: Candidate, input_ms: floa
     steps = winner.setting.steps_per_execution
     if input_ms is not None and input_ms >= winner.step_ms:
         notes.append(
-            "The data is what limits: no setting of the model helps beyond it. A FastDataset with a cache, or less "
-            "work for each batch in the dataset, does; FastDataset.report() shows its slowest stage."
+            "The data is what limits: it takes longer for a batch than a step does now, so no other setting helps. A "
+            "FastDataset with a cache, or less work for each batch in the dataset, does; FastDataset.report() shows its "
+            "slowest stage."
         )
     if steps > 1:
         notes.append(f"Callbacks are called once for {steps} batches, and stop_training is looked at as often.")

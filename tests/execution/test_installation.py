@@ -208,10 +208,59 @@ def test_predictions_in_order_for_any_number_of_rows(rows, setting):
     np.testing.assert_allclose(model.predict(x, batch_size=4, verbose=0), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_predicts_no_more_steps_than_asked_for():
+@names("setting", OURS)
+@pytest.mark.parametrize("steps", [1, 4])
+def test_predicts_the_steps_that_are_asked_for_and_all_rows_afterwards(steps, setting):
+    model, (x, _) = plain(), examples(26)
+    expected = model.predict(x, batch_size=4, verbose=0)
+    apply_setting(model, setting)
+    assert model.predict(batches(20).repeat(), steps=steps, verbose=0).shape == (4 * steps, CLASSES)
+    np.testing.assert_allclose(model.predict(x, batch_size=4, verbose=0), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        model.predict(x, batch_size=4, steps=steps, verbose=0), expected[: 4 * steps], rtol=1e-5, atol=1e-6
+    )
+    np.testing.assert_allclose(model.predict(x, batch_size=4, verbose=0), expected, rtol=1e-5, atol=1e-6)
+
+
+class Iterations(keras.callbacks.Callback):
+    needs_every_batch = False
+
+    def on_train_begin(self, logs=None):
+        self.seen = []
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.seen.append(int(self.model.optimizer.iterations))
+
+
+@names("setting", [KERAS, *OURS])
+@pytest.mark.parametrize("steps", [7, 19, 5])
+@pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")
+def test_epochs_that_are_parts_of_finite_data(steps, setting):
+    setting = setting if setting is KERAS else ExecutionSetting(setting.loop, 10, setting.jit_compile)
+    seen, model = Iterations(), plain()
+    apply_setting(model, setting)
+    model.fit(batches(76), epochs=4, steps_per_epoch=steps, verbose=0, callbacks=[seen])
+    # 19 batches: an epoch that finds fewer than it wants ends early, and the next one begins the data anew.
+    assert seen.seen == {7: [7, 14, 19, 26], 19: [19, 38, 57, 76], 5: [5, 10, 15, 19]}[steps]
+
+
+@names("setting", OURS)
+def test_weights_that_only_a_second_fit_has_are_no_retracing(setting):
     model = plain()
-    apply_setting(model, XLA)
-    assert model.predict(batches(20).repeat(), steps=4, verbose=0).shape == (16, CLASSES)
+    apply_setting(model, setting)
+    model.fit(batches(22), verbose=0)
+    # Warnings are errors here.
+    model.fit(batches(22), class_weight={0: 1.0, 1: 2.0, 2: 3.0}, verbose=0)
+
+
+def test_a_checkpoint_that_is_saved_elsewhere_is_warned_of(tmp_path):
+    model = plain()
+    apply_setting(model, GRAPH)
+    saves = keras.callbacks.ModelCheckpoint(tmp_path / "{batch}.weights.h5", save_weights_only=True, save_freq=4)
+    with pytest.warns(UserWarning, match=r"ModelCheckpoint\(save_freq=4\) is asked once for 3 batches"):
+        model.fit(batches(28), verbose=0, callbacks=[saves])
+    saves = keras.callbacks.ModelCheckpoint(tmp_path / "{batch}.weights.h5", save_weights_only=True, save_freq=6)
+    model.fit(batches(24), verbose=0, callbacks=[saves])
 
 
 @names("setting", [KERAS, *OURS])

@@ -221,7 +221,8 @@ def test_the_order_of_a_shuffled_dataset_is_what_it_would_have_been():
         ({"model": "model"}, TypeError, "`model` must be a keras.Model. Received: str"),
         ({"model": keras.Sequential([keras.layers.Dense(1)])}, ValueError, "must be compiled before it is tuned"),
         ({"data": iter([])}, TypeError, "A generator would be used up"),
-        ({"data": np.zeros([4, 2])}, TypeError, r"Give arrays as a tuple: \(x, y\)"),
+        ({"data": [1, 2]}, TypeError, "`data` must be a FastDataset, a tf.data.Dataset of batches"),
+        ({"callbacks": [print]}, TypeError, r"`callbacks` must be those that fit\(\) takes. Received: <built-in"),
         ({"data": (np.zeros([4, 8]), np.zeros(3))}, ValueError, r"equally many examples. Received: \[3, 4\]"),
         ({"data": tf.data.Dataset.range(0)}, ValueError, "`data` has no batches"),
         ({"batch_size": 0}, ValueError, "`batch_size` must be an integer from 1. Received: 0"),
@@ -313,3 +314,93 @@ def test_stacks_stay_small():
         every_batch=False,
     )
     assert settings == [ExecutionSetting("xla", 3)]
+
+
+class TwoOptimizers(keras.Model):
+    """Two optimizers, as of a GAN, and variables that Keras does not know of."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(3)
+        self.table = [tf.Variable(0.0, trainable=False)]
+
+    def call(self, x):
+        return self.dense(x)
+
+    def compile(self, first, second):
+        super().compile(jit_compile=False)
+        self.first, self.second = first, second
+
+    def train_step(self, x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(self(x + keras.random.normal(keras.ops.shape(x))) ** 2)
+        kernel, bias = tape.gradient(loss, self.trainable_variables)
+        self.first.apply_gradients([(kernel, self.dense.kernel)])
+        self.second.apply_gradients([(bias, self.dense.bias)])
+        self.table[0].assign_add(1.0)
+        GLOBAL_COUNT.assign_add(1.0)
+        return {"loss": loss}
+
+
+GLOBAL_COUNT = tf.Variable(0.0, trainable=False)
+
+
+def test_what_others_hold_is_put_back():
+    def trained(tuned):
+        keras.utils.set_random_seed(5)
+        GLOBAL_COUNT.assign(0.0)
+        model = TwoOptimizers()
+        model.compile(keras.optimizers.Adam(), keras.optimizers.Adam())
+        x = examples(20)[0]
+        if tuned:
+            tune(model, x, batch_size=4, budget_seconds=0.5, allow=("multi_step",))
+            assert [int(model.first.iterations), int(model.second.iterations)] == [0, 0]
+            assert float(model.table[0]) == float(GLOBAL_COUNT) == 0.0
+        model.fit(x, batch_size=4, epochs=2, shuffle=False, verbose=0)
+        assert float(model.table[0]) == float(GLOBAL_COUNT) == 10.0
+        return [*model.get_weights(), keras.ops.convert_to_numpy(keras.random.uniform([3]))]
+
+    for value, expected in zip(trained(tuned=True), trained(tuned=False), strict=True):
+        np.testing.assert_array_equal(value, expected)
+
+
+def test_states_of_rnns_are_put_back():
+    inputs = keras.Input((5, 2), batch_size=4)
+    lstm = keras.layers.LSTM(4, stateful=True)
+    model = compiled(keras.Model(inputs, keras.layers.Dense(CLASSES)(lstm(inputs))))
+    data = tf.data.Dataset.from_tensor_slices((np.ones([8, 5, 2], "float32"), np.zeros(8))).batch(
+        4, drop_remainder=True
+    )
+    tune(model, data, budget_seconds=0.5, allow=("multi_step",))
+    assert [float(np.abs(state).sum()) for state in lstm.states] == [0.0, 0.0]
+
+
+def test_text_keeps_xla_out():
+    # TensorFlow aborts the process where a step with text in it is compiled for the second time.
+    words = np.array(["a", "b", "c", "d"] * 4)
+    vectorize = keras.layers.TextVectorization(output_sequence_length=2)
+    vectorize.adapt(words)
+    inputs = keras.Input((), dtype="string")
+    hidden = keras.layers.Flatten()(keras.layers.Embedding(10, 4)(vectorize(inputs)))
+    model = compiled(keras.Model(inputs, keras.layers.Dense(CLASSES)(hidden)))
+    data = tf.data.Dataset.from_tensor_slices((words, np.zeros(16))).batch(4)
+    for _ in range(2):
+        report = tune(model, data, budget_seconds=0.5)
+        assert not any(each.setting.jit_compile for each in report.candidates)
+        assert report.left_out["steps compiled by XLA"] == "a part of the data is text, which XLA does not know"
+    model.fit(data, verbose=0)
+
+
+def test_results_are_of_the_layers_that_train(tmp_path):
+    options = {"budget_seconds": 0.5, "allow": (), "results_file": tmp_path / "tuned.json"}
+    tune(MODELS["normalized"](), batches(40), **options)
+    frozen = MODELS["normalized"]()
+    frozen.layers[0].trainable = False
+    assert not tune(compiled(frozen), batches(40), **options).reused
+
+
+def test_a_file_that_cannot_be_written_is_told_before_the_measurement():
+    model = plain()
+    with pytest.raises(OSError, match="/proc"):
+        tune(model, batches(40), budget_seconds=60, results_file="/proc/tuned.json")
+    assert setting_of(model) == ExecutionSetting()
