@@ -41,9 +41,9 @@ def warn_of_missed_batches(callbacks: Any, steps_per_execution: int, warned: set
         if isinstance(frequency, int) and frequency % steps_per_execution:
             warned.add(kind.__name__)
             warnings.warn(
-                f"{kind.__name__}(save_freq={frequency}) is asked once for {steps_per_execution} batches, and saves at the "
-                f"end of the execution that reaches batch {frequency}. A multiple of {steps_per_execution} saves where "
-                "it says.",
+                f"{kind.__name__}(save_freq={frequency}) is asked once for {steps_per_execution} batches, and saves at "
+                f"the end of the execution that reaches batch {frequency}. A multiple of {steps_per_execution} saves "
+                "where it says.",
                 stacklevel=2,
             )
             continue

@@ -319,7 +319,8 @@ class Installation:
     def _as_keras_counts(self, steps: int | None, data: Any) -> contextlib.AbstractContextManager[None]:
         """Whole executions where an epoch is a part of finite data.
 
-        Keras begins the data anew once it has counted as many steps as there are batches, and counts executions in full.
+        Keras begins the data anew once it has counted as many steps as there are batches, and counts executions in
+        full.
         """
         most = self._model.steps_per_execution
         batches = int(data.cardinality()) if isinstance(data, tf.data.Dataset) else None

@@ -261,9 +261,9 @@ def _notes(model: keras.Model, sample: Sample, winner: Candidate, input_ms: floa
     steps = winner.setting.steps_per_execution
     if input_ms is not None and input_ms >= winner.step_ms:
         notes.append(
-            "The data is what limits: it takes longer for a batch than a step does now, so no other setting helps. A "
-            "FastDataset with a cache, or less work for each batch in the dataset, does; FastDataset.report() shows its "
-            "slowest stage."
+            "The data is what limits: it takes longer for a batch than a step does now, so no other setting helps. "
+            "A FastDataset with a cache, or less work for each batch in the dataset, does; FastDataset.report() shows "
+            "its slowest stage."
         )
     if steps > 1:
         notes.append(f"Callbacks are called once for {steps} batches, and stop_training is looked at as often.")

@@ -253,6 +253,7 @@ def test_weights_that_only_a_second_fit_has_are_no_retracing(setting):
     model.fit(batches(22), class_weight={0: 1.0, 1: 2.0, 2: 3.0}, verbose=0)
 
 
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of Keras' own saving
 def test_a_checkpoint_that_is_saved_elsewhere_is_warned_of(tmp_path):
     model = plain()
     apply_setting(model, GRAPH)
