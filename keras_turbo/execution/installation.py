@@ -167,6 +167,8 @@ class Installation:
         if setting.loop == "graph":
             model.jit_compile = setting.jit_compile
         self._forget_functions()
+        for attribute, function in self._functions.items():
+            setattr(model, attribute, function)
         self._replace("compile", self._compile)
         for name in ("fit", "evaluate"):
             self._replace(name, self._counting(name))
@@ -209,7 +211,8 @@ class Installation:
         model, maker = self._model, _MAKERS[attribute]
         if self._is_eager():
             return getattr(type(model), maker)(model, force=True)
-        if force or attribute not in self._functions:
+        # None is how Keras, and whoever changes a model, says that a function is out of date.
+        if force or attribute not in self._functions or getattr(model, attribute) is None:
             self._functions[attribute] = self._function(attribute)
         if self._functions[attribute] is None:
             return getattr(type(model), maker)(model, force=force)

@@ -45,6 +45,8 @@ def check_precision(model: keras.Model) -> None:
     Note:
         `keras_turbo.precision.silence_warnings()` turns all of them off.
     """
+    if not isinstance(model, keras.Model):
+        raise ValueError(f"`model` must be a Keras model. Received: {model!r} (of type {type(model).__name__}).")
     half = half_layers(model)
     if not half:
         return

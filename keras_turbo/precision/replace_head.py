@@ -84,6 +84,8 @@ def replace_head(model: keras.Model, units: int | None = None, keep_weights: boo
         if settings:
             optimizer = _new_optimizer(model, new, keep_state=keep_weights)
             new.compile(**{**settings, "optimizer": optimizer})
+            # What was switched off since it was compiled stays off.
+            new.steps_per_execution, new.jit_compile = model.steps_per_execution, model.jit_compile
     return new
 
 

@@ -204,9 +204,11 @@ def precision_report(
         ValueError: the model is not built or not compiled with a loss, a policy is not known, or `data` gives nothing.
     """
     _check_model(model)
-    wrong = [policy for policy in policies if policy not in POLICIES]
-    if wrong:
-        raise ValueError(f"`policies` must be of {POLICIES}. Received: {wrong}.")
+    wrong = [policies] if isinstance(policies, str) else [policy for policy in policies if policy not in POLICIES]
+    if wrong or not policies:
+        raise ValueError(f"`policies` must be of {POLICIES}, in a tuple or list. Received: {policies!r}.")
+    if data is None:
+        raise ValueError("`data` must be a dataset of batches or arrays (x, y). Received: None.")
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise ValueError(f"`batch_size` must be a positive whole number. Received: {batch_size!r}.")
     batch = _first_batch(data, batch_size)

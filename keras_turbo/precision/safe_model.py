@@ -134,6 +134,9 @@ def _checked_model(model: Any) -> keras.Model:
 
 
 def _find_and_change(model: keras.Model, change: bool) -> Iterator[Change]:
+    if change and graph_of(model) is None:
+        # Also where all that follows is float32 already, such as a head.
+        _keep_inputs_unrounded(model)
     if not half_layers(model):
         return
     traced = trace(model)
@@ -153,8 +156,6 @@ def _find_and_change(model: keras.Model, change: bool) -> Iterator[Change]:
             _put_layer_in_float32(model, layer)
         for graph in reversed(all_graphs(model)):
             refresh_symbolic_dtypes(graph)
-        if graph_of(model) is None:
-            _keep_inputs_unrounded(model)
         model.train_function = model.test_function = model.predict_function = None
         _warn_of_half_outputs(model)
     yield from (one for _, one in found)
@@ -205,6 +206,17 @@ def _put_layer_in_float32(model: keras.Model, layer: Any) -> None:
     for one in layer._flatten_layers():
         if is_half(one):
             one.dtype_policy = "float32"
+            if isinstance(one, keras.layers.Normalization) and one.built:
+                _make_statistics_anew(one)
+
+
+def _make_statistics_anew(layer: keras.layers.Normalization) -> None:
+    """Mean and variance, which the layer keeps in its compute dtype, from what it was given or adapted to."""
+    if layer.input_mean is None:
+        layer.finalize_state()
+    else:
+        built_with: Any = layer.get_build_config()
+        layer.build(built_with["input_shape"])
 
 
 def _keep_inputs_unrounded(model: keras.Model) -> None:
@@ -215,6 +227,7 @@ def _keep_inputs_unrounded(model: keras.Model) -> None:
     if not is_half(model) or not model.autocast:
         return
     model.autocast = False
+    model.train_function = model.test_function = model.predict_function = None
     try:
         trace(model)
         trace(model, training=True)

@@ -479,3 +479,15 @@ def test_what_only_keras_can_run(two_cpu_strategy):
         apply_setting(model, KERAS)
     with pytest.raises(ValueError, match="that is Keras' own loop"):
         Installation(plain(), KERAS)
+
+
+@names("setting", OURS)
+def test_functions_that_are_out_of_date_are_made_anew(setting):
+    model = compiled(plain(), keras.optimizers.SGD(0.0))
+    apply_setting(model, setting)
+    model.fit(batches(22), verbose=0)
+    step = model.train_step
+    model.train_step = lambda data: {**step(data), "another": tf.constant(3.0)}
+    # What make_precision_safe does to a model that it changes, as Keras itself in compile().
+    model.train_function = None
+    assert model.fit(batches(22), verbose=0).history["another"] == [3.0]

@@ -173,3 +173,10 @@ def compiled(**settings):
 def test_what_cannot_be_replaced(make, message):
     with pytest.raises(ValueError, match=message):
         replace_head(make())
+
+
+def test_what_was_switched_off_stays_off():
+    model = functional()
+    model.compile("adam", "sparse_categorical_crossentropy", steps_per_execution=4, jit_compile=False)
+    model.steps_per_execution = 1
+    assert replace_head(model).steps_per_execution == 1

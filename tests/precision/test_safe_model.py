@@ -543,3 +543,39 @@ def test_a_model_that_is_not_built(float16):
         kt.make_precision_safe(keras.Sequential([layers.Dense(3)]))
     with pytest.raises(ValueError, match="must be built"):
         kt.make_precision_safe(Classifier())
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_statistics_of_an_adapted_normalization_are_made_anew(given, set_dtype_policy):
+    x = (np.random.default_rng(0).normal(size=(64, 4)) * 300 + 1000).astype("float32")
+    set_dtype_policy("mixed_float16")
+    if given:
+        layer = keras.layers.Normalization(mean=1000.0, variance=90_000.0)
+    else:
+        layer = keras.layers.Normalization()
+        layer.adapt(x)
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, keras.layers.Dense(3)(layer(inputs)))
+    assert not np.isfinite(keras.ops.convert_to_numpy(layer.variance)).all()
+    kt.make_precision_safe(model, verbose=False)
+    variance = x.var(axis=0) if not given else np.full(4, 90_000.0)
+    np.testing.assert_allclose(np.ravel(layer.variance), variance, rtol=1e-4)
+    mean = x.mean(axis=0) if not given else 1000.0
+    expected = ((x - mean) / np.sqrt(variance)) @ model.layers[-1].kernel.numpy()
+    np.testing.assert_allclose(model.predict(x, verbose=0), expected, rtol=2e-2, atol=2e-2)
+
+
+def test_large_inputs_reach_the_head_of_a_subclassed_model(set_dtype_policy):
+    class OnlyHead(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.head = kt.MixedPrecisionSafeHead(2, normalize=False, kernel_initializer="ones")
+
+        def call(self, x):
+            return self.head(x)
+
+    set_dtype_policy("mixed_float16")
+    model, x = OnlyHead(), np.full((2, 3), 70_000.0, "float32")
+    assert not np.isfinite(model.predict(x, verbose=0)).all()
+    kt.make_precision_safe(model, verbose=False)
+    np.testing.assert_array_equal(model.predict(x, verbose=0), np.full((2, 2), 210_000.0))
