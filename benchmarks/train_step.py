@@ -214,19 +214,22 @@ def race(name: str, problem: Problem, rounds: int, epochs: int, budget_seconds: 
     dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(problem.batch_size, drop_remainder=True).cache()
     dataset = dataset.prefetch(8)
 
-    def fit(model: keras.Model) -> Racer:
-        return fit_racer(model, problem, epochs, dataset)
+    # The same batches in the same order, as a user of keras_turbo has them.
+    fed = keras_turbo.FastDataset(x, y, batch_size=problem.batch_size, drop_remainder=True)
+
+    def fit(model: keras.Model, batches: tf.data.Dataset = dataset) -> Racer:
+        return fit_racer(model, problem, epochs, batches)
 
     settings = {STOCK: {}, **{label: {"steps_per_execution": steps} for label, steps in STEPS_PER_EXECUTION.items()}}
     settings |= {label: {"steps_per_execution": steps, "jit_compile": True} for label, steps in XLA.items()}
     racers = {label: fit(new_model(problem, weights, **options)) for label, options in settings.items()}
     racers[BY_HAND] = loop_by_hand(problem, weights, dataset, epochs)
-    found = tuned(problem, weights, dataset, budget_seconds)
-    racers[TURBO] = fit(found.model)
+    found = tuned(problem, weights, fed, budget_seconds)
+    racers[TURBO] = fit(found.model, fed)
     for setting in found.settings:
         model = new_model(problem, weights)
         apply_setting(model, setting)
-        racers[ALONE + setting.name] = fit(model)
+        racers[ALONE + setting.name] = fit(model, fed)
 
     not_installed = [label for label, peer in PEERS.items() if importlib.util.find_spec(peer.framework) is None]
     with contextlib.ExitStack() as stack:

@@ -101,7 +101,10 @@ class StackIterator:
     def __init__(self, dataset: tf.data.Dataset, batches: int) -> None:
         self.element_spec = dataset.element_spec
         # Made now: a dataset that shuffles draws a seed for each iterator.
-        self._stacks = _split_all(iter(_stacked(dataset.map(_with_rows), batches)))
+        if all(spec.shape[0] is not None for spec in tf.nest.flatten(dataset.element_spec)):
+            self._stacks = _of_one_shape(iter(dataset.batch(batches).prefetch(_PREFETCHED_STACKS)))
+        else:
+            self._stacks = _split_all(iter(_stacked(dataset.map(_with_rows), batches)))
 
     def __iter__(self) -> StackIterator:
         return self
