@@ -12,6 +12,7 @@ import keras_turbo
 from keras_turbo import FastDataset, tune
 from keras_turbo.execution.candidates import block_lengths, candidate_settings
 from keras_turbo.execution.installation import setting_of
+from keras_turbo.execution.random_states import seeded
 from keras_turbo.execution.setting import ExecutionSetting
 from keras_turbo.execution.tune_report import TuneReport
 from tests.execution.models import CLASSES, MODELS, batches, compiled, examples, plain, unbuilt
@@ -347,7 +348,6 @@ GLOBAL_COUNT = tf.Variable(0.0, trainable=False)
 
 def test_what_others_hold_is_put_back():
     def trained(tuned):
-        keras.utils.set_random_seed(5)
         GLOBAL_COUNT.assign(0.0)
         model = TwoOptimizers()
         model.compile(keras.optimizers.Adam(), keras.optimizers.Adam())
@@ -360,7 +360,12 @@ def test_what_others_hold_is_put_back():
         assert float(model.table[0]) == float(GLOBAL_COUNT) == 10.0
         return [*model.get_weights(), keras.ops.convert_to_numpy(keras.random.uniform([3]))]
 
-    for value, expected in zip(trained(tuned=True), trained(tuned=False), strict=True):
+    def trained_from_a_seed(tuned):
+        # Keras 3.12 goes on with the global generator that there is when a seed is set.
+        with seeded(5):
+            return trained(tuned)
+
+    for value, expected in zip(trained_from_a_seed(tuned=True), trained_from_a_seed(tuned=False), strict=True):
         np.testing.assert_array_equal(value, expected)
 
 
