@@ -653,3 +653,20 @@ def test_memory_stays_over_epochs(tmp_path, cache, run_python):
     resident = [int(line) for line in figures.split()]
     assert len(resident) == 4
     assert resident[3] <= 1.3 * resident[0]
+
+
+class TestEpochsBegun:
+    def test_an_epoch_can_be_run_again(self):
+        data = FastDataset(np.arange(20), batch_size=4, shuffle=True, seed=1)
+        epochs = [[batch.numpy().tolist() for batch in data] for _ in range(3)]
+        assert data.epochs_begun == 3
+        data.epochs_begun = 1
+        assert [batch.numpy().tolist() for batch in data] == epochs[1] != epochs[0]
+        assert data.epochs_begun == 2
+
+    @pytest.mark.parametrize("number", [-1, True, 1.0, None])
+    def test_what_is_no_number_of_epochs(self, number):
+        data = FastDataset(np.arange(20), batch_size=4)
+        with pytest.raises(ValueError, match="`epochs_begun` must be an integer from 0. Received: "):
+            data.epochs_begun = number
+        assert data.epochs_begun == 0
