@@ -1,0 +1,1 @@
+"""Callbacks for `fit`: thin, they join the other packages to its hooks."""
