@@ -154,10 +154,10 @@ class Subscription:
         self._keep_every, self._left_out = 1, 0
         return taken
 
-    def _set_next_due(self, now: float) -> None:
+    def _set_next_due(self, sampled: float, now: float) -> None:
         # Samples that were missed are not made up for; the rhythm is kept.
-        missed = max(0, math.floor((now - self._due) / self._interval_seconds)) if self._due > -math.inf else 0
-        start = now if self._due == -math.inf else self._due
+        start = sampled if self._due == -math.inf else self._due
+        missed = max(0, math.floor((now - start) / self._interval_seconds))
         self._due = start + (missed + 1) * self._interval_seconds
 
 
@@ -344,7 +344,7 @@ class Sampler:
             for one in alive:
                 if one._due <= soon:
                     one._add(sample)
-                    one._set_next_due(sample.time)
+                    one._set_next_due(sample.time, self._clock())
 
 
 _SAMPLER = Sampler()
@@ -357,8 +357,8 @@ def subscribe(interval_seconds: float = 0.5) -> Subscription:
     """Samples the counters of the GPUs that this process uses, and of the CPU, from now on.
 
     One thread serves all subscriptions of the process, and ends with the last one. After a fork the child has a thread
-    of its own, from its first `take()` on. A sample costs about 0.5 ms of CPU time
-    without a GPU, most of it for /proc/stat.
+    of its own, from its first `take()` on. A sample costs about 0.5 ms of CPU time without a GPU, most of it for
+    /proc/stat.
 
     Example:
 
