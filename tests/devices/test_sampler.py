@@ -27,8 +27,8 @@ GPU = Gpu(0, "GPU-1", "0000:01:00.0", "A100", 40_000.0, (8, 0))
 PATIENCE_SECONDS = 30.0
 
 
-# devices needs nothing of keras_turbo's own __init__, which imports TensorFlow: it is left out where a test starts a new
-# process.
+# devices needs nothing of the own __init__ of keras_turbo, which imports TensorFlow: it is left out in new
+# processes of tests.
 WITHOUT_TENSORFLOW = f"""
 import sys, types
 sys.modules["keras_turbo"] = types.ModuleType("keras_turbo")
