@@ -100,7 +100,8 @@ class NvmlSession:
         self.close()
 
     def _find_gpus(self, environ: Mapping[str, str]) -> None:
-        nvml, handles = self._nvml, self._handles
+        nvml: Any = self._nvml
+        handles = self._handles
         machine, unread = [], []
         for index in range(nvml.nvmlDeviceGetCount()):
             try:

@@ -19,8 +19,8 @@ _GB = 2**30
 # As the kernel names them; what TensorFlow's oneDNN chooses its kernels by.
 _VECTOR_INSTRUCTIONS = ("avx", "avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd", "sve")
 
-# Cores that decode for one GPU. One core decodes about 1,400 JPEGs of 500x375 pixels a second and does nothing else then
-# (measured); GPUs train image models on some thousands.
+# Cores that decode for one GPU. One core decodes about 1,400 JPEGs of 500x375 pixels a second and does nothing else
+# then (measured); GPUs train image models on some thousands.
 _FEW_CORES_A_GPU = 4
 
 # Docker gives a container this much unless it is told otherwise.
@@ -146,7 +146,7 @@ def _cores(have: Cores, gpu_number: int) -> list[Finding]:
             Finding(
                 TOPIC,
                 "could be better",
-                f"The container's quota is {number}'s worth of time; TensorFlow sees {have.affinity} and starts as "
+                f"The container's quota is worth {number}; TensorFlow sees {have.affinity} and starts as "
                 "many threads, which are then stopped in turn.",
                 f"TF_NUM_INTRAOP_THREADS={threads} TF_NUM_INTEROP_THREADS={threads}, or a larger quota (docker --cpus, "
                 "Kubernetes' limits).",

@@ -220,10 +220,12 @@ def _libraries(versions: Versions, with_cuda: str) -> list[Finding]:
             continue
         needed, there = version_tuple(built_for)[:2], version_tuple(installed)[:2]
         if there[:1] != needed[:1] or there[: len(needed)] < needed:
+            # TensorFlow refuses an older cuDNN. An older CUDA runtime of the same major version may do.
+            is_wrong = name == "cuDNN" or there[:1] != needed[:1]
             return [
                 Finding(
                     TOPIC,
-                    "wrong",
+                    "wrong" if is_wrong else "could be better",
                     f"{name} {installed} is installed; this TensorFlow was built for {built_for}.",
                     with_cuda,
                 )
