@@ -525,3 +525,36 @@ def test_importing_starts_nothing(run_python):
         print(threading.active_count(), {"pynvml", "psutil", "tensorflow", "keras"} & set(sys.modules))
     """
     assert run_devices(run_python, source).strip() == "1 set()"
+
+
+def test_where_no_thread_can_be_started_there_is_a_problem_and_no_exception(monkeypatch):
+    def refused(self):
+        raise RuntimeError("can't start new thread")
+
+    sampler = Sampler(lambda with_gpus: FakeReaders())
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refused)
+        samples = sampler.subscribe(0.01)
+        assert samples.take() == []
+        assert samples.problem == "Counters of devices can't be read: can't start new thread."
+    with sampler.subscribe(0.01) as again:
+        until(lambda: again._samples)
+        until(samples.take)
+    samples.close()
+
+
+def test_an_inherited_subscription_is_closed_in_a_child_without_a_thread(run_python):
+    source = """
+        import os, threading, time
+        from keras_turbo.devices.sampler import subscribe
+
+        samples = subscribe(0.01)
+        while not samples.take():
+            time.sleep(0.002)
+        child = os.fork()
+        if child == 0:
+            samples.close()
+            os._exit(threading.active_count())
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    """
+    assert run_devices(run_python, source).strip() == "1"
