@@ -23,6 +23,7 @@ class Finding:
         fact: what was found.
         to_do: what to do about it; None where nothing is to be done.
         figures: numbers of the fact for programs, with units in their names.
+        subject: which of several things of a kind it is about, such as "GPU 0"; None where there is one.
     """
 
     topic: str
@@ -30,6 +31,7 @@ class Finding:
     fact: str
     to_do: str | None = None
     figures: Mapping[str, float | int | str | None] = dataclasses.field(default_factory=dict)
+    subject: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,9 +78,9 @@ class Report:
         table.add_column(no_wrap=True)
         table.add_column(overflow="fold")
         topic = None
-        for one in self.findings:
+        for one, subjects in _joined(self.findings):
             style, mark = _MARKS[one.level]
-            text = rich.text.Text(one.fact)
+            text = rich.text.Text(f"{listed(subjects)}: {one.fact}" if subjects else one.fact)
             if one.to_do is not None:
                 text.append(f"\n-> {one.to_do}", style="dim")
             table.add_row(one.topic if one.topic != topic else "", rich.text.Text(mark, style=style), text)
@@ -91,6 +93,17 @@ class Report:
         """How many findings there are of each level."""
         counts = {level: sum(one.level == level for one in self.findings) for level in _MARKS}
         return f"{counts['wrong']} wrong, {counts['could be better']} could be better, {counts['fine']} fine."
+
+
+def _joined(findings: Sequence[Finding]) -> list[tuple[Finding, list[str]]]:
+    """What is the same of several things once, with what it is about: eight equal GPUs fit on a screen."""
+    joined: dict[tuple[object, ...], tuple[Finding, list[str]]] = {}
+    for place, one in enumerate(findings):
+        key = (one.topic, one.level, one.fact, one.to_do, place if one.subject is None else None)
+        _, subjects = joined.setdefault(key, (one, []))
+        if one.subject is not None:
+            subjects.append(one.subject)
+    return list(joined.values())
 
 
 def not_examined(topic: str, error: BaseException) -> Finding:

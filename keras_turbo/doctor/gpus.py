@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 from keras_turbo.devices.gpu_wiring import Driver, PcieLink
@@ -29,7 +30,8 @@ def findings(driver: Driver, root: Path = Path("/")) -> list[Finding]:
     found = []
     links = driver.pcie or (PcieLink(),) * len(driver.gpus)
     for counters, link in zip(driver.gpus, links, strict=True):
-        found += [_abilities(counters), *_pcie(counters, link), *_held_back(counters)]
+        of_one = [_abilities(counters), *_pcie(link), *_held_back(counters)]
+        found += [dataclasses.replace(one, subject=f"GPU {counters.gpu.index}") for one in of_one]
     found += _nvlink(driver)
     if driver.problem is not None:
         found.append(Finding(TOPIC, "could be better", driver.problem, "See nvidia-smi and the kernel's log (dmesg)."))
@@ -49,7 +51,7 @@ def _abilities(counters: GpuCounters) -> Finding:
     gpu, hardware = counters.gpu, counters.gpu.hardware
     memory = "" if gpu.memory_total_mb is None else f", {gpu.memory_total_mb / 1024:.0f} GB"
     figures = {"index": gpu.index, "memory_total_mb": gpu.memory_total_mb, "pci_bus_id": gpu.pci_bus_id}
-    fact = f"GPU {gpu.index}: {hardware}{memory}"
+    fact = f"{hardware}{memory}"
     if hardware.tensor_cores is False:
         return Finding(
             TOPIC,
@@ -66,7 +68,7 @@ def _abilities(counters: GpuCounters) -> Finding:
     return Finding(TOPIC, "fine", f"{fact}.", figures=figures)
 
 
-def _pcie(counters: GpuCounters, link: PcieLink) -> list[Finding]:
+def _pcie(link: PcieLink) -> list[Finding]:
     if link.width is None or link.generation_of_slot is None:
         return []
     figures = {
@@ -75,13 +77,12 @@ def _pcie(counters: GpuCounters, link: PcieLink) -> list[Finding]:
         "pcie_width": link.width,
         "pcie_width_possible": link.width_of_gpu,
     }
-    name = f"GPU {counters.gpu.index}: PCIe"
     if link.width_of_gpu is not None and link.width < link.width_of_gpu:
         return [
             Finding(
                 TOPIC,
                 "could be better",
-                f"{name} x{link.width} of x{link.width_of_gpu}: batches get to the GPU at {link.width}/"
+                f"PCIe x{link.width} of x{link.width_of_gpu}: batches get to the GPU at {link.width}/"
                 f"{link.width_of_gpu} of the rate.",
                 "Put it into a slot with all lanes; reseat it, and look at riser and bifurcation in the firmware.",
                 figures,
@@ -92,7 +93,7 @@ def _pcie(counters: GpuCounters, link: PcieLink) -> list[Finding]:
             Finding(
                 TOPIC,
                 "could be better",
-                f"{name} generation {link.generation_of_slot} of {link.generation_of_gpu}: the slot or the processor "
+                f"PCIe generation {link.generation_of_slot} of {link.generation_of_gpu}: the slot or the processor "
                 "has no more.",
                 "Look at the slot's setting in the firmware; keep images uint8 until they are on the GPU.",
                 figures,
@@ -100,7 +101,7 @@ def _pcie(counters: GpuCounters, link: PcieLink) -> list[Finding]:
         ]
     idle = link.generation is not None and link.generation < link.generation_of_slot
     now = f" (now {link.generation}, as long as it has nothing to do)" if idle else ""
-    return [Finding(TOPIC, "fine", f"{name} generation {link.generation_of_slot} x{link.width}{now}.", figures=figures)]
+    return [Finding(TOPIC, "fine", f"PCIe generation {link.generation_of_slot} x{link.width}{now}.", figures=figures)]
 
 
 def _held_back(counters: GpuCounters) -> list[Finding]:
@@ -112,7 +113,7 @@ def _held_back(counters: GpuCounters) -> list[Finding]:
             Finding(
                 TOPIC,
                 "could be better",
-                f"GPU {gpu.index} is held below its clocks by: {listed(sorted(reasons))}.",
+                f"Held below its clocks by: {listed(sorted(reasons))}.",
                 "Heat: look at fans and air. clock_limit: nvidia-smi -rgc; nvidia-smi -rac. The others: the power "
                 "supply.",
             )
@@ -123,7 +124,7 @@ def _held_back(counters: GpuCounters) -> list[Finding]:
             Finding(
                 TOPIC,
                 "could be better",
-                f"GPU {gpu.index}: {used / 1024:.1f} of {total / 1024:.0f} GB are taken by other processes.",
+                f"{used / 1024:.1f} of {total / 1024:.0f} GB are taken by other processes.",
                 "nvidia-smi names them. TensorFlow takes all that is left unless it is told to grow "
                 "(TF_FORCE_GPU_ALLOW_GROWTH=true).",
                 {"index": gpu.index, "memory_used_mb": used},

@@ -32,6 +32,7 @@ def test_json():
                 "fact": "All is well.",
                 "to_do": None,
                 "figures": {"memory_mb": 3.5},
+                "subject": None,
             },
             {
                 "topic": "disk",
@@ -39,6 +40,7 @@ def test_json():
                 "fact": "It is slow.",
                 "to_do": "Buy [another] one.",
                 "figures": {},
+                "subject": None,
             },
         ],
     }
@@ -51,6 +53,24 @@ def test_the_table_names_each_topic_once_and_takes_brackets_as_they_are():
     assert printed.count("disk") == 1
     assert "-> Buy [another] one." in printed
     assert printed.rstrip().endswith("1 wrong, 1 could be better, 1 fine.")
+
+
+def test_what_is_the_same_of_several_gpus_stands_in_the_table_once():
+    text = io.StringIO()
+    findings = [Finding("GPUs", "fine", fact, subject=f"GPU {index}") for index in range(2) for fact in "AB"]
+    odd = Finding("GPUs", "wrong", "A", "See.", subject="GPU 2")
+    report = Report("1.2.3", (*findings, odd, FINE, FINE))
+    report.print(text)
+    table = [" ".join(line.split()) for line in text.getvalue().splitlines()]
+    assert table[:6] == [
+        "GPUs fine GPU 0, GPU 1: A",
+        "fine GPU 0, GPU 1: B",
+        "wrong GPU 2: A",
+        "-> See.",
+        "fine All is well.",
+        "fine All is well.",
+    ]
+    assert len(report.to_dict()["findings"]) == 7
 
 
 def test_what_hangs_is_wrong_and_what_fails_is_not_known():

@@ -15,6 +15,7 @@ from tests.doctor.judging import NO_GPU, checked, counters, driver, only, worst
 def test_a_good_gpu():
     found = checked(findings(driver()))
     assert worst(found) == "fine"
+    assert {one.subject for one in found} == {"GPU 0"}
     fact = only(found, "Tensor Cores").fact
     assert "A100" in fact
     assert "compute capability 8.0" in fact
