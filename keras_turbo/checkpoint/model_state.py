@@ -28,12 +28,13 @@ class ModelState:
     """The parts of a model that training changes, by path.
 
     Args:
-        weights: what `model.save_weights` keeps, under the same paths ("layers/dense/vars/0", "optimizer/vars/3"): a Keras
-            variable each, or an array where a layer computes what it saves (a merged LoRA kernel). One variable may be
-            there twice: Keras saves an optimizer inside a loss-scale optimizer again under its own path.
-        extra: what `model.save_weights` leaves out: the seeds of Dropout and other random layers, metrics ("metrics/..."),
-            `tf.Variable`s that a subclassed model holds, Keras' global seed generator, and the files of preprocessing
-            layers ("assets/...", arrays of bytes).
+        weights: what `model.save_weights` keeps, under the same paths ("layers/dense/vars/0", "optimizer/vars/3"):
+            a Keras variable each, or an array where a layer computes what it saves (a merged LoRA kernel). One
+            variable may be there twice: Keras saves an optimizer inside a loss-scale optimizer again under a path of
+            its own.
+        extra: what `model.save_weights` leaves out: the seeds of Dropout and other random layers, metrics
+            ("metrics/..."), `tf.Variable`s that a subclassed model holds, Keras' global seed generator, and the files
+            of preprocessing layers ("assets/...", arrays of bytes).
     """
 
     weights: dict[str, Any]
@@ -287,7 +288,7 @@ def _tracked_variables(model: keras.Model) -> Iterable[tuple[str, tf.Variable]]:
 
 
 def _assets(owner: Owner) -> dict[str, np.ndarray]:
-    """Files that a preprocessing layer saves: they are no part of the training, but the weights make no sense without."""
+    """Files that a preprocessing layer saves. Training does not change them; the weights make no sense without them."""
     save = getattr(owner.object, "save_assets", None)
     if save is None:
         return {}
@@ -347,26 +348,33 @@ def _load_weights(owners: Iterable[Owner], weights: Mapping[str, np.ndarray], pa
     by_owner: dict[str, dict[str, np.ndarray]] = {}
     for path, value in weights.items():
         prefix, _, key = path.rpartition("vars/")
-        by_owner.setdefault(prefix, {})[key] = value
-    backups: list[tuple[Any, Any]] = []
+        by_owner.setdefault(prefix, {})[key] = np.asarray(value)
+    loading = [owner for owner in owners if hasattr(owner.object, "load_own_variables")]
+    # Somebody's own code may fail, so it comes first and can be undone. Keras' own can't: shapes and dtypes are checked.
+    foreign = [owner for owner in loading if not _is_keras_own(owner.object, "load_own_variables")]
+    before = [
+        (variable, raw(variable).numpy())
+        for owner in foreign
+        for variable in _own_values(owner).values()
+        if is_variable(variable)
+    ]
     try:
-        for owner in owners:
-            if not hasattr(owner.object, "load_own_variables"):
-                continue
-            store = by_owner.get(owner.prefix, {})
-            if partial:
-                own = _own_values(owner)
-                if len(store) < len(own):
-                    _assign_those(owner, own, store)
-                    continue
-            owner.object.load_own_variables(store)
+        for owner in foreign:
+            _load_own(owner, by_owner.get(owner.prefix, {}), partial)
     except BaseException:
-        for variable, value in backups:
+        for variable, value in before:
             variable.assign(value)
         raise
+    for owner in loading:
+        if owner not in foreign:
+            _load_own(owner, by_owner.get(owner.prefix, {}), partial)
 
 
-def _assign_those(owner: Owner, own: Mapping[str, Any], store: Mapping[str, np.ndarray]) -> None:
+def _load_own(owner: Owner, store: dict[str, np.ndarray], partial: bool) -> None:
+    own = _own_values(owner) if partial else {}
+    if len(store) >= len(own):
+        owner.object.load_own_variables(store)
+        return
     for key, value in store.items():
         variable = own[f"{owner.prefix}vars/{key}"]
         if is_variable(variable):
