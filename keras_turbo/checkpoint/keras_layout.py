@@ -12,7 +12,7 @@ from typing import Any
 import keras
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Owner:
     """An object that saves variables of its own (a layer, an optimizer).
 

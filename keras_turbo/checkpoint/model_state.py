@@ -350,7 +350,7 @@ def _load_weights(owners: Iterable[Owner], weights: Mapping[str, np.ndarray], pa
         prefix, _, key = path.rpartition("vars/")
         by_owner.setdefault(prefix, {})[key] = np.asarray(value)
     loading = [owner for owner in owners if hasattr(owner.object, "load_own_variables")]
-    # Somebody's own code may fail, so it comes first and can be undone. Keras' own can't: shapes and dtypes are checked.
+    # Somebody's own code may fail, so it comes first and can be undone. Keras' can't: shapes and dtypes are checked.
     foreign = [owner for owner in loading if not _is_keras_own(owner.object, "load_own_variables")]
     before = [
         (variable, raw(variable).numpy())
