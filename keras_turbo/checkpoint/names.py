@@ -25,7 +25,7 @@ LOCK = ".lock"
 # Files by which workers that write one checkpoint together tell each other how far they are.
 SHARE = "share-"
 
-# Where in a checkpoint's extra arrays those of other callbacks are (EarlyStopping's best weights), no part of the model.
+# Where in the extra arrays those of other callbacks are (EarlyStopping's best weights): no part of the model.
 CALLBACKS = "callbacks/"
 
 DEFAULT_TEMPLATE = "step-{step:08d}"
