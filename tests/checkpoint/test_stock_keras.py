@@ -94,8 +94,8 @@ def test_the_file_is_what_stock_keras_writes(tmp_path, trained):
 
 
 def test_the_shards_are_what_stock_keras_writes(tmp_path, trained):
-    folder = write(tmp_path, trained, max_shard_mb=1024**3 * 4e-6 / 1e6)
-    trained.save_weights(tmp_path / "model.weights.json", max_shard_size=4e-6)
+    folder = write(tmp_path, trained, max_shard_mb=1024**3 * 2e-6 / 1e6)
+    trained.save_weights(tmp_path / "model.weights.json", max_shard_size=2e-6)
     ours, stock = (json.loads((path / "model.weights.json").read_text()) for path in (folder, tmp_path))
     assert ours["weight_map"] == stock["weight_map"]
     assert ours["metadata"] == stock["metadata"]
