@@ -5,7 +5,17 @@ from __future__ import annotations
 from keras_turbo.checkpoint.local_files import LocalFiles
 from keras_turbo.checkpoint.location import Directory, locate
 from keras_turbo.checkpoint.lock import DirectoryLock
-from keras_turbo.checkpoint.names import DELETED, EXTRA, MARKER, SHARDED_WEIGHTS, SHARE, SHARING, STATE, WRITING, check_name
+from keras_turbo.checkpoint.names import (
+    DELETED,
+    EXTRA,
+    MARKER,
+    SHARDED_WEIGHTS,
+    SHARE,
+    SHARING,
+    STATE,
+    WRITING,
+    check_name,
+)
 
 
 def claim(directory: Directory) -> DirectoryLock:

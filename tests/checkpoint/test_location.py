@@ -39,7 +39,11 @@ def test_local_paths(given, path):
 
 @pytest.mark.parametrize(
     ("given", "path"),
-    [("gs://bucket/run/", "gs://bucket/run"), ("GS://bucket", "gs://bucket"), (Path("gs://bucket/run"), "gs://bucket/run")],
+    [
+        ("gs://bucket/run/", "gs://bucket/run"),
+        ("GS://bucket", "gs://bucket"),
+        (Path("gs://bucket/run"), "gs://bucket/run"),
+    ],
 )
 def test_paths_with_a_scheme(given, path):
     location = locate(given)

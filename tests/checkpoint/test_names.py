@@ -53,7 +53,9 @@ def test_a_template_that_can_not_be(template, message):
 def test_an_unknown_metric_lists_what_there_is():
     template = NameTemplate("{epoch}-{val_los}")
     assert template.metric_keys() == ("val_los",)
-    with pytest.raises(ValueError, match="'val_los', which no save will know.*'epoch', 'step', 'batches', 'loss', 'val_loss'"):
+    with pytest.raises(
+        ValueError, match="'val_los', which no save will know.*'epoch', 'step', 'batches', 'loss', 'val_loss'"
+    ):
         template.check_metrics(["loss", "val_loss"])
     with pytest.raises(ValueError, match="'val_los', of which there is no value"):
         template.name(VALUES)

@@ -76,7 +76,9 @@ def test_shares_are_about_equal():
 
 def test_only_the_own_share_is_looked_at(tmp_path):
     weights = make_arrays(5)
-    owners = {path: file.owner for file in plan_files(weights, max_shard_mb=2000, num_shards=2).files for path in file.paths}
+    owners = {
+        path: file.owner for file in plan_files(weights, max_shard_mb=2000, num_shards=2).files for path in file.paths
+    }
 
     def partial(index):
         hidden = {path: np.broadcast_to(np.float32(0).astype(a.dtype), a.shape) for path, a in weights.items()}
@@ -111,7 +113,9 @@ def test_a_worker_that_can_not_write_tells_the_others(tmp_path):
     assert latest(tmp_path) is None
 
 
-@pytest.mark.parametrize(("only", "message"), [([0], "for worker 1 to write its share"), ([1], "for worker 0 to begin")])
+@pytest.mark.parametrize(
+    ("only", "message"), [([0], "for worker 1 to write its share"), ([1], "for worker 0 to begin")]
+)
 def test_a_worker_that_does_not_come(tmp_path, only, message):
     (result,) = save_together(tmp_path, 2, only=only, timeout_seconds=0.1)
     assert isinstance(result, TimeoutError)

@@ -63,7 +63,10 @@ def test_versions_and_time_are_filled_in():
         ({"num_shards": 0}, "num_shards must be an integer from 1"),
         ({"metrics": {"loss": "low"}}, r"metrics\['loss'\] must be a number"),
         ({"metrics": {1: 2.0}}, "metrics must have text as keys. Received: 1"),
-        ({"callbacks": {"x": {"weights": [np.zeros(2)]}}}, r"callbacks\['x'\]\['weights'\]\[0\] must be text, a number"),
+        (
+            {"callbacks": {"x": {"weights": [np.zeros(2)]}}},
+            r"callbacks\['x'\]\['weights'\]\[0\] must be text, a number",
+        ),
         ({"history": {"loss": 3}}, r"history\['loss'\] must be a list"),
         ({"monitor": {"name": "loss", "mode": "auto"}}, '"min" or "max"'),
         ({"monitor": {"name": "loss", "mode": "min", "best": "x"}}, "must be a number or None"),
@@ -113,7 +116,9 @@ def test_what_is_no_state_is_refused(text, message):
         TrainingState.from_json(text)
 
 
-@pytest.mark.parametrize("files", [[], {"a": 1}, {"a": {"bytes": -1, "checksum": ""}}, {"a": {"bytes": 1, "checksum": 2}}])
+@pytest.mark.parametrize(
+    "files", [[], {"a": 1}, {"a": {"bytes": -1, "checksum": ""}}, {"a": {"bytes": 1, "checksum": 2}}]
+)
 def test_bad_records_of_files_are_refused(files):
     content = {**json.loads(full_state().to_json()), "files": files}
     with pytest.raises(ValueError, match="files"):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import warnings
+from pathlib import Path
 
 import pytest
 
-from keras_turbo.checkpoint import latest, restore, verify
+from keras_turbo.checkpoint import latest, restore, retrying, verify
 from keras_turbo.checkpoint.checksums import checksum_of
 from keras_turbo.checkpoint.local_files import LocalFiles
 from keras_turbo.checkpoint.restoring import read_checkpoint
@@ -106,7 +109,10 @@ def test_several_damaged_ones_are_all_named(directory):
         flip_bit(directory / f"step-0000000{step}" / "extra_state.h5")
     with pytest.warns(UserWarning, match=r"step-00000003: .*step-00000002: .*step-00000001: .*there is no good one in"):
         assert latest(directory) is None
-    with pytest.warns(UserWarning), pytest.raises(FileNotFoundError, match="no good checkpoint in"):
+    with (
+        pytest.warns(UserWarning, match="passed over"),
+        pytest.raises(FileNotFoundError, match="no good checkpoint in"),
+    ):
         restore(None, directory)
 
 
@@ -230,3 +236,25 @@ def test_of_ten_thousand_only_the_newest_is_read(tmp_path, monkeypatch):
     files = ("model.weights.h5", "extra_state.h5", "training_state.json", "COMMITTED")
     # Of the directory itself, only whether it is a checkpoint is asked, and its names.
     assert {path for path in touched if "step-" in path} == {str(newest / name) for name in files}
+
+
+@pytest.mark.parametrize(
+    ("where", "call"), [(Path, "read_bytes"), (LocalFiles, "chunks"), (os, "stat")], ids=["read", "chunks", "size"]
+)
+def test_a_stale_handle_is_no_damage(directory, monkeypatch, where, call):
+    monkeypatch.setattr(retrying, "_WAITS_SECONDS", (0.0, 0.0, 0.0))
+    whole = getattr(where, call)
+    met = []
+
+    def stale_once(*arguments, **options):
+        # Only for files of the newest checkpoint: Python looks up paths of its own in the same ways.
+        if not met and any("step-00000003" in str(one) and "." in str(one) for one in arguments):
+            met.append(arguments)
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return whole(*arguments, **options)
+
+    monkeypatch.setattr(where, call, stale_once)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert latest(directory) == directory / "step-00000003"
+    assert len(met) == 1
