@@ -228,9 +228,11 @@ def build_optimizer(model: keras.Model) -> None:
         ValueError: the model isn't built.
     """
     _check_built(model)
-    if model.optimizer is not None and not model.optimizer.built:
+    # A model that was never compiled has no such attribute.
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None and not optimizer.built:
         with model.distribute_strategy.scope():
-            model.optimizer.build(model.trainable_variables)
+            optimizer.build(model.trainable_variables)
 
 
 def is_variable(value: Any) -> bool:
