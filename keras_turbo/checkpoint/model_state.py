@@ -1,0 +1,381 @@
+"""Everything that training changes in a model, each part under a stable path."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_turbo.checkpoint.keras_layout import Owner, global_seed_generator, walk_owners
+
+# Where in `extra` metrics are: what an epoch has summed up so far. The rest of `extra` belongs to the model.
+METRICS = "metrics/"
+# Where in `extra` the files of preprocessing layers are (vocabularies), as bytes.
+ASSETS = "assets/"
+_GLOBAL_SEED = "global_seed_generator/state"
+# So many differences are listed in an error; the rest is counted.
+_LISTED = 20
+
+
+@dataclass(frozen=True)
+class ModelState:
+    """The parts of a model that training changes, by path.
+
+    Args:
+        weights: what `model.save_weights` keeps, under the same paths ("layers/dense/vars/0", "optimizer/vars/3"):
+            a Keras variable each, or an array where a layer computes what it saves (a merged LoRA kernel). One
+            variable may be there twice: Keras saves an optimizer inside a loss-scale optimizer again under a path of
+            its own.
+        extra: what `model.save_weights` leaves out: the seeds of Dropout and other random layers, metrics
+            ("metrics/..."), `tf.Variable`s that a subclassed model holds, Keras' global seed generator, and the files
+            of preprocessing layers ("assets/...", arrays of bytes).
+    """
+
+    weights: dict[str, Any]
+    extra: dict[str, Any]
+    # Owners whose `save_own_variables` gives values: they have to be asked again each time.
+    _computing: tuple[Owner, ...] = field(default=(), repr=False, compare=False)
+
+    def refresh(self) -> ModelState:
+        """The same state, with arrays that layers compute from their variables computed anew."""
+        if not self._computing:
+            return self
+        weights = dict(self.weights)
+        for owner in self._computing:
+            weights.update(_own_values(owner))
+        return ModelState(weights, self.extra, self._computing)
+
+
+def collect_state(model: keras.Model) -> ModelState:
+    """Finds everything that training changes in a model, without copying it.
+
+    `model.save_weights` leaves out the seeds of random layers and the metrics: a run that goes on from it draws other
+    masks, and its epoch has other means. What exists is collected: metrics and the optimizer's variables are created
+    at the first step of `fit` where nobody built them before.
+
+    Example:
+
+    ```python
+    state = collect_state(model)
+    state.weights["optimizer/vars/0"]  # the number of steps, as a Keras variable
+    ```
+
+    Args:
+        model: a built model, compiled or not.
+
+    Returns:
+        The state. It refers to the variables themselves, so it shows their values of any later moment.
+
+    Raises:
+        ValueError: the model isn't built, so that it has no variables yet.
+    """
+    _check_built(model)
+    owners = walk_owners(model)
+    weights: dict[str, Any] = {}
+    computing = []
+    for owner in owners:
+        values = _own_values(owner)
+        if not all(is_variable(value) for value in values.values()):
+            computing.append(owner)
+        weights.update(values)
+    known = {id(raw(value)) for value in weights.values() if is_variable(value)}
+    extra: dict[str, Any] = {}
+
+    def add(path: str, variable: Any) -> None:
+        if id(raw(variable)) not in known:
+            known.add(id(raw(variable)))
+            extra[path] = variable
+
+    # Metrics first: those that a layer holds are among the variables of TensorFlow's walk, too.
+    for path, variable in _metric_variables(model):
+        add(path, variable)
+    # The deepest first, so that a layer's state is under the layer's own path and not under the model's.
+    for owner in sorted(owners, key=lambda owner: -owner.path.count("/") - bool(owner.path)):
+        if isinstance(owner.object, keras.layers.Layer):
+            for index, variable in enumerate(v for v in owner.object.variables if id(raw(v)) not in known):
+                add(f"{owner.prefix}state/{index}", variable)
+    generator = global_seed_generator(create=False)
+    if generator is not None:
+        add(_GLOBAL_SEED, generator.state)
+    for path, variable in _tracked_variables(model):
+        add(f"variables/{path}", variable)
+    for owner in owners:
+        extra.update(_assets(owner))
+    return ModelState(weights, extra, tuple(computing))
+
+
+def assign_state(
+    model: keras.Model,
+    weights: Mapping[str, np.ndarray],
+    extra: Mapping[str, np.ndarray] | None = None,
+    *,
+    partial: bool = False,
+) -> tuple[str, ...]:
+    """Puts a state into a model, in place: a train function that is traced sees it.
+
+    All is checked first, so that a model gets all of a state or nothing. The optimizer's variables are created where
+    there are none yet.
+
+    Metrics are another matter: they don't change what a model is, but a model may be compiled with others, and it
+    creates those given to `compile` at the first step. So metrics that don't fit are left as they are and named in what
+    is returned. `build_metrics` creates them, `assign_metrics` assigns them alone.
+
+    Example:
+
+    ```python
+    unassigned = assign_state(model, weights, extra)
+    ```
+
+    Args:
+        model: a built model, compiled as it was when the state was collected.
+        weights: as in `ModelState.weights`, as arrays.
+        extra: as in `ModelState.extra`, as arrays. None, the default: it is let be.
+        partial: what is not in both of the model and the state is let be and named in what is returned. For a
+            model that isn't compiled, say, or one without random layers. Shapes and dtypes must agree all the same.
+
+    Returns:
+        The paths that were not assigned.
+
+    Raises:
+        ValueError: the model isn't built, or differs from the one that the state is of: the message lists the paths,
+            shapes and dtypes that differ. Or a vocabulary differs.
+    """
+    _check_built(model)
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None and not optimizer.built:
+        optimizer.build(model.trainable_variables)
+    if extra is not None and _GLOBAL_SEED in extra:
+        global_seed_generator(create=True)
+    state = collect_state(model)
+    own_extra = {path: value for path, value in state.extra.items() if not path.startswith(METRICS)}
+    given_extra = {path: value for path, value in (extra or {}).items() if not path.startswith(METRICS)}
+    if extra is None:
+        own_extra = {}
+    elif _GLOBAL_SEED not in extra:
+        # It came into being later, or by somebody else: nothing of this model.
+        own_extra.pop(_GLOBAL_SEED, None)
+
+    problems, unassigned = _differences(state.weights, weights, partial)
+    more_problems, more_unassigned = _differences(own_extra, given_extra, partial)
+    problems += more_problems
+    unassigned += more_unassigned
+    if problems:
+        raise ValueError(_refusal(model, problems))
+
+    _load_weights(walk_owners(model), {path: weights[path] for path in weights if path in state.weights}, partial)
+    for path, value in given_extra.items():
+        if path in own_extra and not path.startswith(ASSETS):
+            own_extra[path].assign(np.asarray(value))
+    return (*unassigned, *assign_metrics(model, extra or {}))
+
+
+def assign_metrics(model: keras.Model, extra: Mapping[str, np.ndarray]) -> tuple[str, ...]:
+    """Puts the metrics of a state into a model, in place: the means of an epoch that goes on in its middle.
+
+    `fit` resets metrics when an epoch begins, so they are assigned after that.
+
+    Args:
+        model: a compiled model.
+        extra: as in `ModelState.extra`, as arrays. What isn't a metric is let be.
+
+    Returns:
+        The paths that were not assigned: of metrics that this model has not, or not yet (see `build_metrics`), or that
+        have other shapes.
+    """
+    variables = dict(_metric_variables(model))
+    unassigned = []
+    for path, value in extra.items():
+        if not path.startswith(METRICS):
+            continue
+        variable = variables.get(path)
+        if variable is None or _signature(variable) != _signature(value):
+            unassigned.append(path)
+        else:
+            variable.assign(np.asarray(value))
+    return tuple(unassigned)
+
+
+def build_metrics(model: keras.Model, batch_spec: Any) -> None:
+    """Creates the metrics that were given to `compile`, which Keras does at the first step. Does nothing if they exist.
+
+    Args:
+        model: a built, compiled model.
+        batch_spec: shapes and dtypes of one batch as `fit` gets it: `dataset.element_spec`, or a batch.
+
+    Raises:
+        ValueError: the model isn't built.
+    """
+    _check_built(model)
+    # Keras has no public way to create them without a step. `_symbolic_build` computes nothing and changes no variable.
+    try:
+        build: Callable[..., None] = model._symbolic_build
+    except AttributeError as error:
+        raise RuntimeError(f"Keras {keras.__version__} does not build metrics as 3.12 to 3.15 do.") from error
+    build(data_batch=batch_spec)
+
+
+def is_variable(value: Any) -> bool:
+    """Whether this is a variable and not an array."""
+    return isinstance(value, (keras.Variable, tf.Variable))
+
+
+def raw(variable: Any) -> tf.Variable:
+    """TensorFlow's variable behind that of Keras."""
+    return variable.value if isinstance(variable, keras.Variable) else variable
+
+
+def _check_built(model: keras.Model) -> None:
+    if model.built:
+        return
+    raise ValueError(
+        f"The model {model.name!r} isn't built: its variables don't exist yet, so there is no state to take or to "
+        "restore. Call it once on a batch, call `model.build(input_shape)`, or begin it with `keras.Input(shape)`."
+    )
+
+
+def _own_values(owner: Owner) -> dict[str, Any]:
+    """What one object saves of itself: variables, or arrays that it computed."""
+    save = getattr(owner.object, "save_own_variables", None)
+    if save is None:
+        return {}
+    store: dict[str, Any] = {}
+    if isinstance(owner.object, keras.optimizers.Optimizer) and _is_keras_own(owner.object, "save_own_variables"):
+        # Keras copies an optimizer's variables to the host here; the variables themselves are wanted.
+        store.update({str(index): variable for index, variable in enumerate(owner.object.variables)})
+    else:
+        save(store)
+    return {
+        f"{owner.prefix}vars/{key}": value if is_variable(value) else np.asarray(keras.ops.convert_to_numpy(value))
+        for key, value in store.items()
+    }
+
+
+def _is_keras_own(saveable: Any, method: str) -> bool:
+    return getattr(type(saveable), method).__module__.partition(".")[0] == "keras"
+
+
+def _metric_variables(model: keras.Model) -> list[tuple[str, Any]]:
+    found = []
+    used: dict[str, int] = {}
+    for metric in model.metrics:
+        # Not its name: unnamed metrics are counted through a whole process ("mean_3").
+        kind = type(metric).__name__
+        used[kind] = used.get(kind, 0) + 1
+        unique = kind if used[kind] == 1 else f"{kind}_{used[kind] - 1}"
+        found += [(f"{METRICS}{unique}/{index}", variable) for index, variable in enumerate(metric.variables)]
+    return found
+
+
+def _tracked_variables(model: keras.Model) -> Iterable[tuple[str, tf.Variable]]:
+    """Variables that TensorFlow tracks, those that Keras does not know of among them, with the shortest way to each."""
+    view = tf.train.TrackableView(model)
+    queue: list[tuple[str, Any]] = [("", model)]
+    seen = {id(model)}
+    for path, trackable in queue:
+        if isinstance(trackable, tf.Variable):
+            yield path, trackable
+            continue
+        for name, child in view.children(trackable).items():
+            if id(child) not in seen:
+                seen.add(id(child))
+                queue.append((f"{path}/{name}" if path else name, child))
+
+
+def _assets(owner: Owner) -> dict[str, np.ndarray]:
+    """Files that a preprocessing layer saves. Training does not change them; the weights make no sense without them."""
+    save = getattr(owner.object, "save_assets", None)
+    if save is None:
+        return {}
+    with tempfile.TemporaryDirectory() as folder:
+        save(folder)
+        return {
+            f"{ASSETS}{owner.prefix}{path.relative_to(folder).as_posix()}": np.frombuffer(path.read_bytes(), np.uint8)
+            for path in sorted(Path(folder).rglob("*"))
+            if path.is_file()
+        }
+
+
+def _signature(value: Any) -> tuple[tuple[int, ...], str]:
+    return tuple(int(size) for size in value.shape), keras.backend.standardize_dtype(value.dtype)
+
+
+def _differences(own: Mapping[str, Any], given: Mapping[str, Any], partial: bool) -> tuple[list[str], list[str]]:
+    """What forbids the assignment, and what partial assignment leaves out."""
+    missing = [path for path in own if path not in given]
+    unexpected = [path for path in given if path not in own]
+    problems = []
+    if not partial:
+        problems += [f"{path}: {_described(own[path])} in the model, not in the state" for path in missing]
+        problems += [f"{path}: {_described(given[path])} in the state, not in the model" for path in unexpected]
+    for path, value in given.items():
+        if path not in own:
+            continue
+        if path.startswith(ASSETS):
+            if not np.array_equal(own[path], value):
+                problems.append(f"{path}: the file differs; give the layer the vocabulary that it was trained with")
+        elif _signature(own[path]) != _signature(value):
+            problems.append(f"{path}: {_described(own[path])} in the model, {_described(value)} in the state")
+    return problems, missing + unexpected
+
+
+def _described(value: Any) -> str:
+    shape, dtype = _signature(value)
+    return f"{dtype} {shape}"
+
+
+def _refusal(model: keras.Model, problems: list[str]) -> str:
+    listed = "".join(f"\n  {problem}" for problem in problems[:_LISTED])
+    more = f"\n  and {len(problems) - _LISTED} more" if len(problems) > _LISTED else ""
+    unbuilt = [
+        owner.path
+        for owner in walk_owners(model)
+        if isinstance(owner.object, keras.layers.Layer) and not owner.object.built
+    ]
+    hint = f"\nNot built yet: {', '.join(unbuilt[:_LISTED])}. Call the model once on a batch first." if unbuilt else ""
+    return (
+        f"The model {model.name!r} differs from the one that the state is of. Nothing was assigned. Build and compile "
+        f"it as it was, or restore into another one.{listed}{more}{hint}"
+    )
+
+
+def _load_weights(owners: Iterable[Owner], weights: Mapping[str, np.ndarray], partial: bool) -> None:
+    by_owner: dict[str, dict[str, np.ndarray]] = {}
+    for path, value in weights.items():
+        prefix, _, key = path.rpartition("vars/")
+        by_owner.setdefault(prefix, {})[key] = np.asarray(value)
+    loading = [owner for owner in owners if hasattr(owner.object, "load_own_variables")]
+    # Somebody's own code may fail, so it comes first and can be undone. Keras' can't: shapes and dtypes are checked.
+    foreign = [owner for owner in loading if not _is_keras_own(owner.object, "load_own_variables")]
+    before = [
+        (variable, raw(variable).numpy())
+        for owner in foreign
+        for variable in _own_values(owner).values()
+        if is_variable(variable)
+    ]
+    try:
+        for owner in foreign:
+            _load_own(owner, by_owner.get(owner.prefix, {}), partial)
+    except BaseException:
+        for variable, value in before:
+            variable.assign(value)
+        raise
+    for owner in loading:
+        if owner not in foreign:
+            _load_own(owner, by_owner.get(owner.prefix, {}), partial)
+
+
+def _load_own(owner: Owner, store: dict[str, np.ndarray], partial: bool) -> None:
+    own = _own_values(owner) if partial else {}
+    if len(store) >= len(own):
+        owner.object.load_own_variables(store)
+        return
+    for key, value in store.items():
+        variable = own[f"{owner.prefix}vars/{key}"]
+        if is_variable(variable):
+            variable.assign(value)
