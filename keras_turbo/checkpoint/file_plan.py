@@ -1,0 +1,134 @@
+"""Which array of a checkpoint goes into which file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from keras_turbo.checkpoint.hdf5_layout import hdf5_layout
+from keras_turbo.checkpoint.names import EXTRA, SHARDED_WEIGHTS, WEIGHTS, shard_name
+
+# Larger weights are split: files of this size are still moved about with ease, and S3 takes 5 GB at once.
+DEFAULT_MAX_SHARD_MB = 2000.0
+MEGABYTE = 10**6
+
+
+@dataclass(frozen=True)
+class PlannedFile:
+    """A file and what is in it.
+
+    Args:
+        name: of the file.
+        paths: of the arrays in it.
+        owner: index of the worker that writes it.
+    """
+
+    name: str
+    paths: tuple[str, ...]
+    owner: int
+
+
+@dataclass(frozen=True)
+class FilePlan:
+    """All files of a checkpoint but those that are written last, the same for every worker.
+
+    Args:
+        files: HDF5 files.
+        index: content of Keras' index of the shards; None where the weights are in one file.
+        index_name: name of that index.
+    """
+
+    files: tuple[PlannedFile, ...]
+    index: str | None = None
+    index_name: str = SHARDED_WEIGHTS
+
+
+def plan_files(weights: Mapping[str, np.ndarray], *, max_shard_mb: float, num_shards: int = 1) -> FilePlan:
+    """Decides which weights go into which file.
+
+    One file is `model.weights.h5`. Several are what Keras writes with `max_shard_size`, except that an array larger
+    than that gets a file of its own where Keras refuses. Arrays stay in their order: Keras 3.12 finds them only in the
+    order in which it walks through a model.
+
+    Args:
+        weights: path to array; only sizes are looked at.
+        max_shard_mb: size from which weights are split, of each file, in MB.
+        num_shards: workers that share the writing; each gets about the same number of bytes.
+    """
+    total = sum(array.nbytes for array in weights.values())
+    most = max_shard_mb * MEGABYTE
+    everything = PlannedFile(EXTRA, (), owner=0)
+    if num_shards == 1 and total <= most:
+        return FilePlan((PlannedFile(WEIGHTS, tuple(weights), owner=0), everything))
+    share = -(-total // num_shards)
+    runs: list[list[str]] = [[]]
+    size, before = 0, 0
+    for path, array in weights.items():
+        # A new file where this one is full, and where the next worker's share begins.
+        full = size + array.nbytes > most
+        shared_out = share > 0 and before // share != (before - size) // share
+        if runs[-1] and (full or shared_out):
+            runs.append([])
+            size = 0
+        runs[-1].append(path)
+        size += array.nbytes
+        before += array.nbytes
+    files = []
+    bytes_of_workers = [0] * num_shards
+    for index, paths in enumerate(runs):
+        # An array can't be split, so shares are uneven; the next file goes to who has least.
+        owner = bytes_of_workers.index(min(bytes_of_workers))
+        bytes_of_workers[owner] += sum(weights[path].nbytes for path in paths)
+        files.append(PlannedFile(shard_name(index), tuple(paths), owner))
+    return FilePlan((*files, everything), _keras_index(files, total))
+
+
+def _keras_index(files: list[PlannedFile], total: int) -> str:
+    """What Keras' `ShardedH5IOStore` writes: group of variables to the file or files that have it."""
+    weight_map: dict[str, str | list[str]] = {}
+    for file in files:
+        for group in dict.fromkeys(f"/{_group(path)}" for path in file.paths):
+            known = weight_map.get(group)
+            if known is None:
+                weight_map[group] = file.name
+            else:
+                weight_map[group] = [*(known if isinstance(known, list) else [known]), file.name]
+    return json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=4)
+
+
+def _group(path: str) -> str:
+    """The group in which Keras keeps what an object saves ("layers/dense/vars" of "layers/dense/vars/0")."""
+    before, _, _ = f"/{path}".rpartition("/vars/")
+    return f"{before}/vars".lstrip("/")
+
+
+def file_content(
+    file: PlannedFile,
+    weights: Mapping[str, np.ndarray],
+    extra: Mapping[str, np.ndarray],
+    layer_names: Mapping[str, str],
+) -> list[memoryview]:
+    """The bytes of a planned file, in the arrays' own memory.
+
+    Args:
+        file: which one.
+        weights: path to array.
+        extra: path to array, of what is not weights.
+        layer_names: path of a layer to its name, which Keras keeps beside its variables.
+    """
+    if file.name == EXTRA:
+        return hdf5_layout(extra).filled(extra)
+    arrays = {path: weights[path] for path in file.paths}
+    groups = {_group(path) for path in arrays}
+    named = {(f"{path}/vars" if path else "vars"): {"name": name} for path, name in layer_names.items()}
+    if file.name != WEIGHTS:
+        # Layers without variables are noted in the first shard.
+        first = file.name == shard_name(0)
+        with_arrays = {_group(path) for path in weights}
+        named = {
+            group: name for group, name in named.items() if group in groups or (first and group not in with_arrays)
+        }
+    return hdf5_layout(arrays, named).filled(arrays)
