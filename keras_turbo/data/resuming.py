@@ -20,6 +20,11 @@ class ResumableDataset(VariantDataset):
 
     @property
     @abc.abstractmethod
+    def order_settings(self) -> dict[str, Any]:
+        """What decides which examples a batch has: where these are equal, so are the batches of equal data."""
+
+    @property
+    @abc.abstractmethod
     def why_batches_are_read(self) -> str | None:
         """Why `resume_at` must read the batches before; None where it need not."""
 
@@ -94,16 +99,6 @@ class RepeatedEpochs(VariantDataset):
         self._batches = batches
         variant = tf.data.experimental.to_variant(repeated)
         super().__init__(variant, repeated.element_spec, [epochs], holds=None)
-
-    @property
-    def epochs_begun(self) -> int:
-        """Number of epochs that have begun, of which some may have been read ahead."""
-        return self._epochs.epochs_begun
-
-    @property
-    def why_batches_are_read(self) -> str | None:
-        """As that of the dataset that is repeated."""
-        return self._epochs.why_batches_are_read
 
     def resume_at(self, epoch: int, batch: int) -> None:
         """As `FastDataset.resume_at`; the batch is counted on over epochs, from the beginning of that one."""

@@ -169,7 +169,7 @@ def test_what_was_left_out_is_left_out_of_the_batches_before(tmp_path, cache, dr
     straight = FastDataset.from_image_folder(tmp_path, **options)
     epochs = [batches_of(straight) for _ in range(3)]
     assert sum(map(len, epochs[0])) == 8
-    for batch, stacked in itertools.product(range(5), (False, True)):
+    for batch, stacked in ((0, True), (2, False), (1, True), (5, True)):
         resumed = FastDataset.from_image_folder(tmp_path, **options)
         if batch:
             with pytest.warns(UserWarning, match="on_error='skip' may have left examples out"):
