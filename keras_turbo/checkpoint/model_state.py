@@ -146,10 +146,7 @@ def assign_state(
         ValueError: the model isn't built, or differs from the one that the state is of: the message lists the paths,
             shapes and dtypes that differ. Or a vocabulary differs.
     """
-    _check_built(model)
-    optimizer = getattr(model, "optimizer", None)
-    if optimizer is not None and not optimizer.built:
-        optimizer.build(model.trainable_variables)
+    build_optimizer(model)
     if extra is not None and _GLOBAL_SEED in extra:
         global_seed_generator(create=True)
     state = collect_state(model)
@@ -217,7 +214,25 @@ def build_metrics(model: keras.Model, batch_spec: Any) -> None:
         build: Callable[..., None] = model._symbolic_build
     except AttributeError as error:
         raise RuntimeError(f"Keras {keras.__version__} does not build metrics as 3.12 to 3.15 do.") from error
-    build(data_batch=batch_spec)
+    with model.distribute_strategy.scope():
+        build(data_batch=batch_spec)
+
+
+def build_optimizer(model: keras.Model) -> None:
+    """Creates the optimizer's variables, which Keras does at the first step. Does nothing if they exist.
+
+    Args:
+        model: a built model, compiled or not.
+
+    Raises:
+        ValueError: the model isn't built.
+    """
+    _check_built(model)
+    # A model that was never compiled has no such attribute.
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None and not optimizer.built:
+        with model.distribute_strategy.scope():
+            optimizer.build(model.trainable_variables)
 
 
 def is_variable(value: Any) -> bool:
