@@ -1,4 +1,4 @@
-"""The command line: `python -m keras_turbo demo`."""
+"""The command line: `python -m keras_turbo {demo, checkpoints}`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: what stands behind `python -m keras_turbo`; that of this process by default.
 
     Returns:
-        The exit code: 0; 130 after Ctrl-C.
+        The exit code: 0; 1 where `checkpoints` finds none that is good; 130 after Ctrl-C.
 
     Raises:
         SystemExit: with code 2 after an argument that can't be, with 0 after `--help` and `--version`.
@@ -47,6 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.set_defaults(run=None)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     _add_demo(commands)
+    _add_checkpoints(commands)
     return parser
 
 
@@ -102,6 +103,34 @@ def _run_demo(parser: argparse.ArgumentParser, options: argparse.Namespace) -> i
         parser.exit(2, f"{parser.prog}: error: {error}\n")
     result.print()
     return 0
+
+
+def _add_checkpoints(commands: argparse._SubParsersAction) -> None:
+    checkpoints = commands.add_parser(
+        "checkpoints",
+        help="list the checkpoints in a directory and whether they are whole",
+        description="Lists checkpoints, the newest last, with step, metric, size, age and health. Exits with 1 if none "
+        "of them can be restored.",
+    )
+    checkpoints.add_argument(
+        "directory", metavar="DIR", help="a directory of checkpoints, or one checkpoint; local or as s3://bucket/run"
+    )
+    checkpoints.add_argument("--json", action="store_true", help="print JSON for programs")
+    checkpoints.add_argument(
+        "--verify", action="store_true", help="read every byte and compare checksums, where else sizes are compared"
+    )
+    checkpoints.set_defaults(run=lambda options: _run_checkpoints(checkpoints, options))
+
+
+def _run_checkpoints(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    from keras_turbo.checkpoint.listing import as_json, as_table, list_checkpoints
+
+    try:
+        found = list_checkpoints(options.directory, checksums=options.verify)
+    except (ValueError, OSError) as error:
+        parser.exit(2, f"{parser.prog}: error: {error}\n")
+    sys.stdout.write(as_json(found) if options.json else as_table(found, options.directory))
+    return 0 if any(health.ok for health in found) else 1
 
 
 def _integer_from(smallest: int) -> Callable[[str], int]:

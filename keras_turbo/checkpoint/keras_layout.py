@@ -64,6 +64,19 @@ def walk_owners(model: keras.Model) -> list[Owner]:
     return visited.owners
 
 
+def saved_names(model: keras.Model) -> dict[str, str]:
+    """The names that Keras keeps in `.weights.h5` beside the variables: path of a layer or optimizer to its name.
+
+    Args:
+        model: any Keras model.
+
+    Raises:
+        RuntimeError: this version of Keras walks in another way.
+    """
+    named = {owner.path: getattr(owner.object, "name", None) for owner in walk_owners(model)}
+    return {path: name for path, name in named.items() if isinstance(name, str) and name}
+
+
 class _Visited(set):
     """The set in which Keras notes what it has visited: it is told ids only, so names are read where they are known."""
 

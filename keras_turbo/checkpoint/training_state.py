@@ -136,7 +136,7 @@ class TrainingState:
         values["files"] = {name: dataclasses.asdict(record) for name, record in self.files.items()}
         # The version comes first: who opens the file should see at once what it is.
         ordered = {"format_version": values.pop("format_version"), **values}
-        return json.dumps(_encoded(ordered), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+        return json.dumps(to_json_values(ordered), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> TrainingState:
@@ -248,13 +248,14 @@ def _plain(value: Any, path: str) -> Any:
     )
 
 
-def _encoded(value: Any) -> Any:
+def to_json_values(value: Any) -> Any:
+    """The value with NaN and infinities as `{"__float__": "nan"}`, so that strict JSON can have it."""
     if isinstance(value, float) and not math.isfinite(value):
         return {_NON_FINITE: repr(value)}
     if isinstance(value, dict):
-        return {key: _encoded(one) for key, one in value.items()}
+        return {key: to_json_values(one) for key, one in value.items()}
     if isinstance(value, list):
-        return [_encoded(one) for one in value]
+        return [to_json_values(one) for one in value]
     return value
 
 
