@@ -37,6 +37,9 @@ from keras_turbo.checkpoint.pruning import Pruner
 from keras_turbo.checkpoint.training_state import TrainingState
 from keras_turbo.execution.installation import BlockFunction
 
+# What the names of the figures of the last save begin with.
+_PROGRESS = "checkpoint_"
+
 
 class FitRun:
     """One `fit`, from `on_train_begin` until it ends, normally or not.
@@ -302,11 +305,9 @@ class FitRun:
     def add_progress(self, logs: dict[str, Any]) -> None:
         """Puts what was saved last into the logs of an epoch, before other callbacks write these somewhere."""
         saved = self._saver.last
-        logs["checkpoint_step"] = 0 if saved is None else saved.step
-        logs["checkpoint_batches"] = 0 if saved is None else saved.batches
-        logs["checkpoint_stall_ms"] = 0.0 if saved is None else saved.stall_ms
-        logs["checkpoint_write_seconds"] = 0.0 if saved is None else saved.write_seconds
-        logs["checkpoint_size_mb"] = 0.0 if saved is None else saved.size_mb
+        for name in ("step", "batches", "stall_ms", "write_seconds", "size_mb"):
+            # From the first epoch on, since CSVLogger and others take the first for all.
+            logs[f"{_PROGRESS}{name}"] = 0 if saved is None else getattr(saved, name)
 
     def after_epoch(self, logs: dict[str, Any]) -> None:
         """At the end of an epoch, behind all other callbacks."""
@@ -355,7 +356,7 @@ class FitRun:
             batch=self._batch if in_epoch else 0,
             optimizer_step=step,
             steps=self._batches,
-            metrics=numbers(logs),
+            metrics={key: value for key, value in numbers(logs).items() if not key.startswith(_PROGRESS)},
             monitor=self._monitor_state(logs, judged=judged),
             data=data,
             callbacks=values,
