@@ -169,6 +169,13 @@ class Subclassed(keras.Model):
         return self.last(self.dropout(self.hidden(inputs), training=training))
 
 
+def eager() -> TrainingRun:
+    # Nothing is traced, so that it begins at once.
+    optimizer = keras.optimizers.SGD(0.001, momentum=0.9)
+    model = small_model(optimizer, layers=(keras.layers.Dropout(0.2),), run_eagerly=True)
+    return TrainingRun(model, shuffled(), fit={"epochs": 15})
+
+
 def unbuilt() -> TrainingRun:
     model = Subclassed()
     model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"], jit_compile=False)
@@ -196,6 +203,7 @@ RUNS: dict[str, Callable[[], TrainingRun]] = {
         made_of_a_fast_dataset,
         with_class_weight,
         plain_arrays,
+        eager,
         unbuilt,
     )
 }
