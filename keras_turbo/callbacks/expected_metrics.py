@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from keras_turbo.callbacks.fit_call import FitCall
-from keras_turbo.callbacks.model_building import build_for
+from keras_turbo.callbacks.model_building import build_metrics_for
 from keras_turbo.callbacks.monitored_metric import MonitoredMetric, known_metrics, refuse_missing
 from keras_turbo.checkpoint.names import NameTemplate
 
@@ -27,7 +27,6 @@ class ExpectedMetrics:
     def __init__(self, metric: MonitoredMetric | None, template: NameTemplate) -> None:
         self._metric = metric
         self._template = template
-        self._first_logs_seen = False
         # None: nobody can know yet.
         self._known: list[str] | None = None
 
@@ -43,8 +42,7 @@ class ExpectedMetrics:
             return
         validates = call is None or call.validation_data is not None
         callbacks = list(callbacks)
-        if not any(_may_add_logs(callback) for callback in callbacks) and _can_be_built(model, call):
-            build_for(model, call)
+        if not any(_may_add_logs(callback) for callback in callbacks) and build_metrics_for(model, call):
             known = known_metrics(model, validates=validates)
             if known is not None:
                 added = {_ADDED_BY_KERAS.get(type(callback).__name__) for callback in callbacks}
@@ -55,21 +53,8 @@ class ExpectedMetrics:
                 refuse_missing(self._metric.name, self._known or ["loss"], validates=False)
             self._metric.settle_mode(model)
 
-    def check_after_batch(self, logs: Mapping[str, Any]) -> None:
-        """The same, by the first logs of a batch, where it could not be known before.
-
-        Raises:
-            ValueError: as `check_at_start`.
-        """
-        if self._first_logs_seen or self._known is not None:
-            return
-        self._first_logs_seen = True
-        asked = [] if self._metric is None else [self._metric.name]
-        if all(name.startswith("val_") or name in logs for name in [*asked, *self._template.metric_keys()]):
-            self._known = list(logs)
-
     def check_after_epoch(self, logs: Mapping[str, Any], *, validated: bool) -> None:
-        """The same, by the logs of an epoch.
+        """The same, by the logs of an epoch, where it could not be known before.
 
         Args:
             logs: of the epoch.
@@ -93,7 +78,3 @@ def _may_add_logs(callback: keras.callbacks.Callback) -> bool:
     kind = type(callback)
     hooks = ("on_epoch_end", "on_train_batch_end", "on_batch_end")
     return any(not getattr(kind, hook).__module__.startswith("keras.") for hook in hooks)
-
-
-def _can_be_built(model: keras.Model, call: FitCall | None) -> bool:
-    return model.built or (call is not None and call.batch_spec is not None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 import warnings
 import weakref
@@ -26,12 +27,12 @@ from keras_turbo.callbacks.resumption import OWN_STATE, Resumption, find_checkpo
 from keras_turbo.callbacks.save_schedule import SaveSchedule
 from keras_turbo.callbacks.sibling_states import SiblingStates
 from keras_turbo.callbacks.train_function import (
-    InterceptedTrainFunction,
     Run,
     intercept_train_function,
+    own_train_function,
     restore_train_function,
 )
-from keras_turbo.checkpoint.model_state import METRICS, collect_state, raw
+from keras_turbo.checkpoint.model_state import metric_values
 from keras_turbo.checkpoint.names import CALLBACKS, NameTemplate
 from keras_turbo.checkpoint.pruning import Pruner
 from keras_turbo.checkpoint.training_state import TrainingState
@@ -39,6 +40,20 @@ from keras_turbo.execution.installation import BlockFunction
 
 # What the names of the figures of the last save begin with.
 _PROGRESS = "checkpoint_"
+
+
+def _abandoning(method: Callable[..., None]) -> Callable[..., None]:
+    """Ends the run with whatever a method raises: that ends `fit`, which does not say so."""
+
+    @functools.wraps(method)
+    def guarded(self: FitRun, *args: Any, **kwargs: Any) -> None:
+        try:
+            method(self, *args, **kwargs)
+        except BaseException:
+            self.abandon()
+            raise
+
+    return guarded
 
 
 class FitRun:
@@ -146,6 +161,8 @@ class FitRun:
         """
         self._end()
         self.raise_error()
+        # It came too late to end training, and still wants the process to go.
+        self._signals.pass_on()
 
     def abandon(self) -> None:
         """The same after an error, which is not to be hidden by another one."""
@@ -184,7 +201,7 @@ class FitRun:
         except CheckpointSaveError as error:
             if on_error == "raise":
                 raise
-            warnings.warn(f"{error} Training goes on.", stacklevel=3)
+            warnings.warn(str(error), stacklevel=3)
 
     # What it restores.
 
@@ -238,14 +255,13 @@ class FitRun:
         return logs
 
     def _steps_of_last_execution(self) -> int:
-        function: Any = self._model.train_function
-        if isinstance(function, InterceptedTrainFunction):
-            function = function.train_function
+        function = own_train_function(self._model)
         if isinstance(function, BlockFunction):
             return function.steps_of_last_call
         at_once, left = self._model.steps_per_execution, self._position.batches_left()
         return at_once if left is None else max(1, min(at_once, left))
 
+    @_abandoning
     def before_epoch(self, epoch: int) -> None:
         """At the beginning of an epoch, before all other callbacks."""
         resumption = self._resumption
@@ -262,6 +278,7 @@ class FitRun:
         elif resumption is not None:
             resumption.restore(self._siblings)
 
+    @_abandoning
     def after_batch(self, logs: dict[str, Any]) -> None:
         """At the end of an execution, behind all other callbacks.
 
@@ -273,7 +290,7 @@ class FitRun:
             if self._resumption is not None and self._resumption.answers_left == 0:
                 self._resumption.restore(self._siblings)
             return
-        self._check(lambda: self._expected.check_after_batch(logs))
+        self.raise_error()
         options = self._options
         is_due = self._schedule.is_due(self._steps_of_execution, self._step)
         # Several workers can't agree when a signal came, but they do agree when to save.
@@ -289,10 +306,9 @@ class FitRun:
         """Before validation, which begins with a reset of the metrics: a save during it must have those of training."""
         if not self._options.save_on_preemption or not self._epochs_begun:
             return
-        extra = collect_state(self._model).extra
-        metrics = {path: raw(value).numpy() for path, value in extra.items() if path.startswith(METRICS)}
-        self._before_validation = metrics, self._position.validation_epochs()
+        self._before_validation = metric_values(self._model), self._position.validation_epochs()
 
+    @_abandoning
     def in_validation(self) -> None:
         """At the end of a batch of validation.
 
@@ -309,12 +325,14 @@ class FitRun:
             # From the first epoch on, since CSVLogger and others take the first for all.
             logs[f"{_PROGRESS}{name}"] = 0 if saved is None else getattr(saved, name)
 
+    @_abandoning
     def after_epoch(self, logs: dict[str, Any]) -> None:
         """At the end of an epoch, behind all other callbacks."""
         self._before_validation = None
         has_validation = self._call is None or self._call.validation_data is not None
         validated = not has_validation or any(name.startswith("val_") for name in logs)
-        self._check(lambda: self._expected.check_after_epoch(logs, validated=validated))
+        self.raise_error()
+        self._expected.check_after_epoch(logs, validated=validated)
         is_better = self._metric is not None and self._metric.judge(logs)
         stops = bool(self._model.stop_training)
         is_last = stops or (self._call is not None and self._epoch + 1 >= self._call.epochs)
@@ -326,6 +344,7 @@ class FitRun:
         if is_due:
             self._save(logs, in_epoch=False, judged=True, stopped=stops)
 
+    @_abandoning
     def before_end(self) -> None:
         """At the end of training, before all other callbacks: EarlyStopping may put the best weights back."""
         if self._resumption is not None:
@@ -341,7 +360,6 @@ class FitRun:
 
     def _save(self, logs: dict[str, Any], *, in_epoch: bool, judged: bool, stopped: bool = False) -> None:
         begun = time.perf_counter()
-        self._check(self.raise_error)
         step = self._step()
         values, arrays = self._siblings.state()
         history = values.get("History", {}).pop("history", {})
@@ -376,18 +394,11 @@ class FitRun:
         self._save(logs, in_epoch=True, judged=False)
         self._saver.wait()
         previous = self._signals.previous_handler()
-        self.end()
+        self._end()
+        self.raise_error()
         if previous is not None:
             previous()
         raise SystemExit(PREEMPTED_EXIT_CODE)
-
-    def _check(self, check: Callable[[], None]) -> None:
-        """Calls what may end `fit` with an error; then nothing of it must stay."""
-        try:
-            check()
-        except BaseException:
-            self.abandon()
-            raise
 
     def _step(self) -> int:
         return optimizer_step(self._model, otherwise=self._batches)

@@ -10,9 +10,9 @@ import numpy as np
 
 from keras_turbo.callbacks.data_position import DataPosition
 from keras_turbo.callbacks.fit_call import FitCall, begin_at_epoch, count_batches_before
-from keras_turbo.callbacks.model_building import build_for
+from keras_turbo.callbacks.model_building import build_for, build_metrics_for
 from keras_turbo.callbacks.sibling_states import SiblingStates
-from keras_turbo.callbacks.train_function import InterceptedTrainFunction
+from keras_turbo.callbacks.train_function import own_train_function
 from keras_turbo.checkpoint.catalog import newest_first, read_state
 from keras_turbo.checkpoint.location import Directory, locate
 from keras_turbo.checkpoint.model_state import METRICS, assign_state
@@ -83,6 +83,8 @@ class Resumption:
             ValueError: the model is another one than that of the checkpoint.
         """
         build_for(self._model, self._call)
+        if self.is_in_epoch:
+            build_metrics_for(self._model, self._call)
         unassigned = assign_state(self._model, self._weights, self._extra)
         lost = [path for path in unassigned if path.startswith(METRICS)]
         if lost and self.is_in_epoch:
@@ -173,9 +175,7 @@ class Resumption:
             position.skip_in(iterator, data)
             if self._call is not None:
                 count_batches_before(self._call, data["batches"] - self.state.batch)
-        function: Any = self._model.train_function
-        if isinstance(function, InterceptedTrainFunction):
-            function = function.train_function
+        function = own_train_function(self._model)
         if isinstance(function, BlockFunction) and self.is_in_epoch:
             function.resume(iterator, self.state.batch)
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import keras_turbo
-from tests.callbacks.killed_run import forkserver, run_in_process
+from tests.callbacks.killed_run import forkserver, run_in_process, train
 from tests.callbacks.training_runs import assert_same_outcome
 
 
@@ -102,3 +102,32 @@ def test_a_signal_ends_a_process_with_the_documented_code(tmp_path, name):
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout) == (143, "")
     assert committed(tmp_path) == {"step-00000003"}
+
+
+def test_two_workers_write_one_checkpoint(tmp_path):
+    context = forkserver()
+    processes = [
+        context.Process(
+            target=train,
+            args=(
+                "repeated",
+                tmp_path / "c",
+                tmp_path / f"{i}.npz",
+                {"save_freq": 8, "num_shards": 2, "index": i},
+                None,
+                0,
+            ),
+        )
+        for i in range(2)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(100)
+    assert [process.exitcode for process in processes] == [0, 0]
+    healths = keras_turbo.checkpoint.verify(tmp_path / "c")
+    assert [(health.name, health.ok) for health in healths] == [(f"step-{step:08d}", True) for step in (8, 16, 24)]
+    assert healths[-1].state is not None
+    assert healths[-1].state.num_shards == 2
+    # One worker goes on with it.
+    assert "epochs" in run_to_its_end("repeated", tmp_path / "c", {})
