@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +10,9 @@ import tensorflow as tf
 
 from keras_turbo.data.example_order import ExampleOrder
 from keras_turbo.data.light_operations import light_flat_map, light_map
+
+# The number of the piece, and what is the same for all of an epoch: its number, its first ordinal, its permutation.
+_Piece = tuple[tf.Tensor, tuple[tf.Tensor, tf.Tensor, tf.Tensor]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,26 +22,41 @@ class EpochPositions:
     Args:
         order: which positions an epoch visits, and in which order.
         begin: graph code, called once when an epoch begins, which is when its first element is pulled: gives the
-            epoch's number (int64 scalar) and its permutation, as `ExampleOrder.permutation` does.
+            epoch's number (int64 scalar), the ordinal with which it is to begin (int64 scalar, 0 for a whole epoch),
+            and its permutation, as `ExampleOrder.permutation` does.
+        from_first: whether the positions before that ordinal are left out here. Without, they are all given, and
+            whoever takes them leaves some out.
     """
 
     order: ExampleOrder
-    begin: Callable[[], tuple[tf.Tensor, tf.Tensor]]
+    begin: Callable[[], tuple[tf.Tensor, tf.Tensor, tf.Tensor]]
+    from_first: bool = True
 
     def chunks(self, size: int) -> tf.data.Dataset:
         """Up to `size` examples at a time.
 
-        Elements are dicts of int64 vectors: "epoch", "ordinal" (the place in the epoch) and "position".
+        Elements are dicts of int64 vectors: "epoch", "first" (the ordinal with which the epoch begins), "ordinal" (the
+        place in the epoch) and "position".
         """
         count = self.order.num_examples
 
-        def chunk(piece: tuple[tf.Tensor, tuple[tf.Tensor, tf.Tensor]]) -> dict[str, tf.Tensor]:
-            index, (epoch, permutation) = piece
-            ordinals = tf.range(index * size, tf.minimum((index + 1) * size, count))
-            positions = self.order.at(ordinals, epoch, permutation)
-            return {"epoch": tf.fill(tf.shape(ordinals), epoch), "ordinal": ordinals, "position": positions}
+        def number(first: tf.Tensor) -> tf.Tensor:
+            return (count - first + size - 1) // size
 
-        return light_map(self._pieces(math.ceil(count / size)), chunk)
+        def chunk(piece: _Piece) -> dict[str, tf.Tensor]:
+            index, (epoch, first, permutation) = piece
+            begin = index * size + self._begin(first)
+            ordinals = tf.range(begin, tf.minimum(begin + size, count))
+            positions = self.order.at(ordinals, epoch, permutation)
+            shape = tf.shape(ordinals)
+            return {
+                "epoch": tf.fill(shape, epoch),
+                "first": tf.fill(shape, first),
+                "ordinal": ordinals,
+                "position": positions,
+            }
+
+        return light_map(self._pieces(number), chunk)
 
     def batches(
         self,
@@ -63,33 +80,50 @@ class EpochPositions:
         """
         num_full, num_left = divmod(self.order.num_examples, batch_size)
         at_once = (stacked or 1) * batch_size
-        num_elements = math.ceil(num_full * batch_size / at_once)
-        end = tf.constant(num_full * batch_size, tf.int64)
+        end = num_full * batch_size
         has_last = num_left > 0 and not drop_remainder
         static_size = batch_size if drop_remainder else None
 
-        def gathered(piece: tuple[tf.Tensor, tuple[tf.Tensor, tf.Tensor]]) -> Any:
-            index, (epoch, permutation) = piece
-            begin = tf.minimum(index * at_once, end)
+        def number_of_full(first: tf.Tensor) -> tf.Tensor:
+            return (end - tf.minimum(first, end) + at_once - 1) // at_once
+
+        def number(first: tf.Tensor) -> tf.Tensor:
+            return number_of_full(first) + tf.cast(first <= end, tf.int64) if has_last else number_of_full(first)
+
+        def gathered(piece: _Piece) -> Any:
+            index, (epoch, first, permutation) = piece
+            first = self._begin(first)
+            begin = tf.minimum(index * at_once + first, end)
             stop = tf.minimum(begin + at_once, end)
             size = tf.constant(batch_size, tf.int64)
             if has_last:
-                is_last = index == num_elements
-                stop = tf.where(is_last, end + num_left, stop)
+                is_last = index == number_of_full(first)
+                stop = tf.where(is_last, tf.constant(end + num_left, tf.int64), stop)
                 size = tf.where(is_last, tf.constant(num_left, tf.int64), size)
             positions = self.order.at(tf.range(begin, stop), epoch, permutation)
             if stacked is None:
                 return gather(tf.ensure_shape(positions, [static_size]))
             return gather(tf.ensure_shape(tf.reshape(positions, [-1, size]), [None, static_size]))
 
-        return light_map(self._pieces(num_elements + has_last), gathered, num_parallel_calls)
+        return light_map(self._pieces(number), gathered, num_parallel_calls)
 
-    def _pieces(self, number: int) -> tf.data.Dataset:
-        """So many elements `(index, (epoch, permutation))`, of which only the index differs."""
+    def _begin(self, first: tf.Tensor) -> tf.Tensor:
+        return first if self.from_first else tf.zeros_like(first)
+
+    def _pieces(self, number: Callable[[tf.Tensor], tf.Tensor]) -> tf.data.Dataset:
+        """Elements `(index, (epoch, first, permutation))`, of which only the index differs.
+
+        Args:
+            number: graph code: how many there are where an epoch begins with a certain ordinal.
+        """
 
         def begun(_: tf.Tensor) -> tf.data.Dataset:
+            epoch, first, permutation = self.begin()
             return tf.data.Dataset.zip(
-                (tf.data.Dataset.range(number), tf.data.Dataset.from_tensors(self.begin()).repeat())
+                (
+                    tf.data.Dataset.range(number(self._begin(first))),
+                    tf.data.Dataset.from_tensors((epoch, first, permutation)).repeat(),
+                )
             )
 
         return light_flat_map(tf.data.Dataset.from_tensors(0), begun)

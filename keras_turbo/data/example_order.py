@@ -164,21 +164,27 @@ class EpochCounter:
 
     def __init__(self) -> None:
         self._next_epoch = 0
+        self._first_batch = 0
         self._lock = threading.Lock()
 
-    def begin_epoch(self) -> np.int64:
-        """The number of the epoch that begins here, from 0, counted up for the next."""
+    def begin_epoch(self) -> tuple[np.int64, np.int64]:
+        """Begins an epoch, and counts it up for the next.
+
+        Returns:
+            The number of the epoch that begins here, from 0, and its first batch: 0, but for one that is resumed.
+        """
         with self._lock:
-            epoch = self._next_epoch
+            begun = np.int64(self._next_epoch), np.int64(self._first_batch)
             self._next_epoch += 1
-        return np.int64(epoch)
+            self._first_batch = 0
+        return begun
+
+    def resume_at(self, epoch: int, batch: int) -> None:
+        """Lets the next epoch to begin be this one, from this batch on."""
+        with self._lock:
+            self._next_epoch, self._first_batch = epoch, batch
 
     @property
     def next_epoch(self) -> int:
-        """The number that the next epoch to begin will have; it can be set."""
+        """The number that the next epoch to begin will have."""
         return self._next_epoch
-
-    @next_epoch.setter
-    def next_epoch(self, number: int) -> None:
-        with self._lock:
-            self._next_epoch = number

@@ -17,15 +17,15 @@ from keras_turbo.data.example_order import EpochCounter, ExampleOrder
 from keras_turbo.data.failures import SkippedExample
 from keras_turbo.data.images import RandomResizedCrop
 from keras_turbo.data.report import PipelineReport, measure_pipeline
+from keras_turbo.data.resuming import ResumableDataset
 from keras_turbo.data.settings import Cache, Settings
 from keras_turbo.data.sources.files import FileSource, files_source
 from keras_turbo.data.sources.image_folder import Subset, image_folder_sources
 from keras_turbo.data.sources.source import Source
 from keras_turbo.data.sources.tf_dataset import TfDatasetSource
-from keras_turbo.data.variant_dataset import VariantDataset
 
 
-class FastDataset(VariantDataset):
+class FastDataset(ResumableDataset):
     """Batches for `fit()`, as fast as the machine makes them, in an order that a seed decides.
 
     It is a `tf.data.Dataset`: `fit`, `evaluate`, `predict`, `tf.distribute` and every method of tf.data take it.
@@ -346,19 +346,30 @@ class FastDataset(VariantDataset):
     # What it knows of its examples.
 
     @property
-    def epochs_begun(self) -> int:
-        """Number of epochs that have begun, each at its first batch. Set it to let the next one be any other again.
+    def order_settings(self) -> dict[str, Any]:
+        """What decides which examples a batch has: where these are equal, so are the batches of equal data."""
+        settings = self._settings
+        # Where nothing is drawn, the seed is of no account; it may have been drawn itself.
+        is_random = settings.shuffle or settings.augment_fn is not None or self._source.is_random
+        order = None if self._pipeline is None else self._pipeline.order
+        return {
+            "num_examples": self._source.num_examples,
+            "shard": [1, 0] if order is None else [order.num_shards, order.shard_index],
+            "batch_size": settings.batch_size,
+            "drop_remainder": settings.drop_remainder,
+            "shuffle": settings.shuffle,
+            "reshuffle_each_epoch": settings.reshuffle_each_epoch,
+            "seed": self.seed if is_random else None,
+        }
 
-        Raises:
-            ValueError: when it is set to no integer from 0.
-        """
-        return self._counter.next_epoch
-
-    @epochs_begun.setter
-    def epochs_begun(self, number: int) -> None:
-        if isinstance(number, bool) or not isinstance(number, int) or number < 0:
-            raise ValueError(f"`epochs_begun` must be an integer from 0. Received: {number!r}.")
-        self._counter.next_epoch = number
+    @property
+    def why_batches_are_read(self) -> str | None:
+        """Why `resume_at` must read the batches before; None where it need not."""
+        if self._pipeline is None:
+            return "a tf.data.Dataset without a store has no positions (cache='memory' or 'disk' gives it some)"
+        if self._pipeline.may_skip:
+            return "on_error='skip' may have left examples out of them, and they must be loaded to know which"
+        return None
 
     @property
     def is_stream(self) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_turbo.data.claimed_cardinality import claim_cardinality
 from keras_turbo.data.epoch_positions import EpochPositions
 from keras_turbo.data.example_order import EpochCounter, ExampleOrder
 from keras_turbo.data.example_store import ExampleStore
@@ -66,6 +67,7 @@ class Pipeline:
     fill_store: Callable[[], None] | None = None
     counter: EpochCounter = dataclasses.field(default_factory=EpochCounter)
     _store_has_all: bool = dataclasses.field(default=False, init=False)
+    _first_ordinal: int = dataclasses.field(default=0, init=False)
 
     @property
     def may_skip(self) -> bool:
@@ -101,15 +103,18 @@ class Pipeline:
             batches = self._from_store_or_source(stacked)
         if stacked is None and not self.may_skip:
             number = self.num_batches(self.order.num_examples)
-            batches = batches.apply(tf.data.experimental.assert_cardinality(number))
+            # Where examples are loaded, what is to be done at an epoch's end is done when that is asked for.
+            only_gathers = (self._gathers_always or only_stored) and self.augment_fn is None
+            batches = claim_cardinality(batches, number, read_to_end=not only_gathers)
         return batches.prefetch(PREFETCHED_BATCHES).with_options(data_options())
 
-    def begin_epoch(self) -> tuple[np.int64, np.ndarray]:
-        """Begins an epoch: its number, counted from 0, and its permutation."""
+    def begin_epoch(self) -> tuple[np.int64, np.int64, np.ndarray]:
+        """Begins an epoch: its number and the ordinal with which it begins, both from 0, and its permutation."""
         if self.fill_store is not None:
             self.fill_store()
-        epoch = self.counter.begin_epoch()
-        return epoch, self.order.permutation(tf.constant(epoch)).numpy()
+        epoch, first_batch = self.counter.begin_epoch()
+        self._first_ordinal = min(int(first_batch) * (self.batch_size or 1), self.order.num_examples)
+        return epoch, np.int64(self._first_ordinal), self.order.permutation(tf.constant(epoch)).numpy()
 
     def store_is_complete(self) -> np.bool_:
         """Whether the store has all that the next epoch wants, but for what can't be loaded."""
@@ -175,12 +180,14 @@ class Pipeline:
 
     @property
     def _positions(self) -> EpochPositions:
-        def begin() -> tuple[tf.Tensor, tf.Tensor]:
+        def begin() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
             # Python draws the permutation: as graph code, its fifty nodes would be made for each iterator.
-            epoch, permutation = call_on(self, Pipeline.begin_epoch, [], [tf.int64, tf.int64])
-            return tf.ensure_shape(epoch, []), tf.ensure_shape(permutation, [self.order.permutation_size])
+            epoch, first, permutation = call_on(self, Pipeline.begin_epoch, [], [tf.int64] * 3)
+            permutation = tf.ensure_shape(permutation, [self.order.permutation_size])
+            return tf.ensure_shape(epoch, []), tf.ensure_shape(first, []), permutation
 
-        return EpochPositions(self.order, begin)
+        # Where examples may be left out, it is known which ones are in the batches before only once these are made.
+        return EpochPositions(self.order, begin, from_first=not self.may_skip)
 
     def _chunks(self, size: int) -> tf.data.Dataset:
         """Up to `size` positions at a time, as `EpochPositions.chunks`, without those known to fail."""
@@ -227,6 +234,9 @@ class Pipeline:
         """The same where no batch is known before its rows are: some may be left out, or there are no batches."""
         size = self.batch_size or 1
         chunks = self._chunks(size * (stacked or self._batches_per_gather()))
+        if self.may_skip:
+            # All that fails is known by now.
+            chunks = light_scan(chunks, tf.constant(0, tf.int64), _without_rows_before_first)
         rows = light_map(
             chunks, lambda chunk: self._gather(chunk["position"]), PREFETCHED_BATCHES if stacked is None else 1
         )
@@ -276,9 +286,9 @@ class Pipeline:
             # Loading goes on while a batch is written. In fresh memory that can take a third of the time of decoding.
             batches = batches.prefetch(PREFETCHED_BATCHES if stacked is None else 1)
         batches = batches.concatenate(_end_marker(batches.element_spec))
-        batches = light_scan(
-            batches, (tf.constant(0, tf.int64), tf.constant(-1, tf.int64)), self._accounting_for(store)
-        )
+        # The next ordinal, from the first of the epoch on, the epoch's number, and how many rows have been left out.
+        state = (tf.constant(0 if self.may_skip else -1, tf.int64), tf.constant(-1, tf.int64), tf.constant(0, tf.int64))
+        batches = light_scan(batches, state, self._accounting_for(store))
         # The end marker has no rows, and goes.
         if self.batch_size is None:
             return light_unbatch(batches)
@@ -292,11 +302,12 @@ class Pipeline:
         """The function that sees each batch go by: finds gaps, fills the store, and hands on what the user wants."""
         count = self.order.num_examples
 
-        def account(state: tuple[tf.Tensor, tf.Tensor], batch: dict[str, Any]) -> tuple[Any, Any]:
-            expected, epoch = state
+        def account(state: tuple[tf.Tensor, tf.Tensor, tf.Tensor], batch: dict[str, Any]) -> tuple[Any, Any]:
+            expected, epoch, left_out = state
             ordinals = batch["ordinal"]
             is_end = tf.size(batch["position"]) == 0
             epoch = tf.where(is_end, epoch, batch["epoch"][0])
+            expected = tf.where((expected < 0) & ~is_end, batch["first"][0], expected)
             stop = tf.where(is_end, tf.constant(count, tf.int64), ordinals[-1] + 1)
             has_gap = stop - expected != tf.size(batch["position"], tf.int64)
 
@@ -318,13 +329,20 @@ class Pipeline:
                 tf.cond(is_end, end_pass, lambda: 0)
             if store is not None:
                 tf.cond(is_end, lambda: 0, write)
-            return (stop, epoch), batch["out"]
+            if not self.may_skip:
+                return (stop, epoch, left_out), batch["out"]
+            left_out, kept = _without_rows_before_first(left_out, batch)
+            return (stop, epoch, left_out), kept["out"]
 
         return account
 
     def report_gap(self, start: np.integer, stop: np.integer, arrived: np.ndarray, epoch: np.integer) -> None:
-        """Accounts for the ordinals from `start` to `stop` of an epoch that did not arrive."""
-        missing = np.setdiff1d(np.arange(start, stop), arrived)
+        """Accounts for the ordinals from `start` to `stop` of an epoch that did not arrive.
+
+        A negative start is that of an epoch of which nothing arrived, which has not told where it begins either.
+        """
+        begin = int(start) if start >= 0 else self._first_ordinal
+        missing = np.setdiff1d(np.arange(begin, stop), arrived)
         number = self._epoch_number(epoch)
         self.failures.report(self.order.positions(number, missing), number)
 
@@ -352,6 +370,15 @@ def data_options() -> tf.data.Options:
     return options
 
 
+def _without_rows_before_first(left_out: tf.Tensor, rows: dict[str, Any]) -> tuple[tf.Tensor, dict[str, Any]]:
+    """Graph code of a scan over elements of many rows: leaves out as many in all as "first" says."""
+    count = tf.size(rows["position"], tf.int64)
+    # Elements without a row have nothing to say.
+    first = tf.reduce_max(tf.concat([rows["first"], [0]], 0))
+    leaving_out = tf.clip_by_value(first - left_out, 0, count)
+    return left_out + leaving_out, tf.nest.map_structure(lambda column: column[leaving_out:], rows)
+
+
 def _as_tensors(example: Any) -> Any:
     return tf.nest.map_structure(tf.convert_to_tensor, example)
 
@@ -364,7 +391,7 @@ def _end_marker(element_spec: Any) -> tf.data.Dataset:
         return tf.zeros([0, *(size or 0 for size in inner)], spec.dtype)
 
     marker = tf.nest.map_structure(empty, element_spec)
-    marker["ordinal"] = marker["epoch"] = tf.constant([-1], tf.int64)
+    marker["ordinal"] = marker["epoch"] = marker["first"] = tf.constant([-1], tf.int64)
     return tf.data.Dataset.from_tensors(marker)
 
 

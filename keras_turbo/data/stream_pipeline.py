@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_turbo.data.claimed_cardinality import claim_cardinality
 from keras_turbo.data.example_order import EpochCounter
 from keras_turbo.data.pipeline import PREFETCHED_BATCHES, data_options
 from keras_turbo.data.python_calls import call_on
@@ -29,7 +30,10 @@ def stream_dataset(
     """The elements of a dataset mapped, augmented and batched, a new epoch each time it is iterated."""
 
     def epoch_of(_: tf.Tensor) -> tf.data.Dataset:
-        epoch = tf.ensure_shape(call_on(counter, EpochCounter.begin_epoch, [], tf.int64), [])
+        epoch, first_batch = call_on(counter, EpochCounter.begin_epoch, [], [tf.int64, tf.int64])
+        epoch, first_batch = tf.ensure_shape(epoch, []), tf.ensure_shape(first_batch, [])
+        # What comes before is read, since nothing else tells where it ends, and neither mapped nor augmented.
+        num_skipped = first_batch * (batch_size or 1)
         seed_of_epoch = tf.stack([tf.constant(seed, tf.int64), epoch if reshuffle_each_epoch else tf.zeros_like(epoch)])
         elements = source.dataset
         if shuffle:
@@ -38,7 +42,7 @@ def stream_dataset(
             )
             elements = source.shuffled(shuffle_seed)
         if map_fn is None and augment_fn is None:
-            return elements
+            return elements.skip(num_skipped)
 
         def one(ordinal: tf.Tensor, element: Any) -> Any:
             if map_fn is not None:
@@ -48,13 +52,12 @@ def stream_dataset(
                 element = augment_fn(element, tf.random.experimental.stateless_fold_in(example_seed, ordinal))
             return element
 
-        return elements.enumerate().map(one, num_parallel_calls=parallel_calls, deterministic=True)
+        numbered = elements.enumerate().skip(num_skipped)
+        return numbered.map(one, num_parallel_calls=parallel_calls, deterministic=True)
 
     elements = tf.data.Dataset.from_tensors(0).flat_map(epoch_of)
-    if source.num_examples >= 0:
-        elements = elements.apply(tf.data.experimental.assert_cardinality(source.num_examples))
-    elif source.num_examples == tf.data.INFINITE_CARDINALITY:
-        elements = elements.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+    if source.num_examples != tf.data.UNKNOWN_CARDINALITY:
+        elements = claim_cardinality(elements, source.num_examples, read_to_end=False)
     if batch_size is not None:
         elements = elements.batch(batch_size, drop_remainder=drop_remainder)
     return elements.prefetch(PREFETCHED_BATCHES).with_options(data_options())

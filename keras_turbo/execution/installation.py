@@ -82,8 +82,12 @@ def why_not_settable(model: keras.Model) -> str | None:
     return None
 
 
-class _BlockFunction:
-    """What `fit` calls in place of Keras' train function: runs the steps of one execution."""
+class BlockFunction:
+    """What `fit` calls in place of Keras' train function: runs the steps of one execution.
+
+    Attributes:
+        steps_of_last_call: how many steps the last execution had.
+    """
 
     def __init__(self, model: keras.Model, loop: GraphLoop | XlaLoop, watch: RetraceWatch, one_step: Callable) -> None:
         self._model = model
@@ -93,6 +97,7 @@ class _BlockFunction:
         self._steps_asked: int | None = None
         self._steps_done = 0
         self._iterator: Any = None
+        self.steps_of_last_call = 0
 
     @contextlib.contextmanager
     def asked_for(self, steps: int | None) -> Iterator[None]:
@@ -114,11 +119,10 @@ class _BlockFunction:
             outputs = None
             for batch in itertools.islice(iterator, most):
                 outputs = self._one_step(batch)
+            self.steps_of_last_call = most
             return outputs
         if iterator is not self._iterator:
-            self._iterator, self._steps_done = iterator, 0
-            # What a stack iterator declares is all that its steps are traced for.
-            self._watch.called_with(iterator if isinstance(iterator, tf.data.Iterator) else None)
+            self._begin(iterator)
         if self._steps_asked is not None:
             # Keras counts executions, and would go past the epoch's last step where it is no multiple.
             most = min(most, self._steps_asked - self._steps_done)
@@ -126,10 +130,26 @@ class _BlockFunction:
         done, outputs = loop(iterator, most)
         if done == 0:
             raise StopIteration
+        self.steps_of_last_call = done
         self._steps_done += done
         if self._steps_done == self._steps_asked:
             self._steps_done = 0
         return outputs
+
+    def resume(self, iterator: Any, steps_done: int) -> None:
+        """Takes note that an epoch begins in its middle: so many of its steps are done, and the iterator has the rest.
+
+        Args:
+            iterator: what the next call will be given.
+            steps_done: steps of this epoch that need not be run.
+        """
+        self._begin(iterator)
+        self._steps_done = steps_done if self._steps_asked is None else steps_done % self._steps_asked
+
+    def _begin(self, iterator: Any) -> None:
+        self._iterator, self._steps_done = iterator, 0
+        # What a stack iterator declares is all that its steps are traced for.
+        self._watch.called_with(iterator if isinstance(iterator, tf.data.Iterator) else None)
 
 
 class Installation:
@@ -241,7 +261,7 @@ class Installation:
         loop = GraphLoop(steps, jit_compile=each_with_xla)
         if setting.loop == "xla":
             loop = XlaLoop(steps, setting.steps_per_execution, loop, self._warn_of_unstackable)
-        return _BlockFunction(model, loop, watch, steps.xla if each_with_xla else steps.graph)
+        return BlockFunction(model, loop, watch, steps.xla if each_with_xla else steps.graph)
 
     def _counting(self, name: str) -> Callable:
         attribute, steps_argument = {

@@ -76,6 +76,11 @@ class StackingDataset(tf.data.Dataset):
         super().__init__(tf.data.experimental.to_variant(dataset))  # pyright: ignore[reportCallIssue]
 
     @property
+    def dataset(self) -> tf.data.Dataset:
+        """The dataset of batches."""
+        return self._dataset
+
+    @property
     def element_spec(self) -> Any:
         """Of single batches."""
         return self._dataset.element_spec
@@ -111,6 +116,15 @@ class StackIterator:
 
     def __next__(self) -> Stack:
         return next(self._stacks)
+
+    def skip(self, batches: int) -> None:
+        """Leaves out so many batches; nothing is left if there are fewer."""
+        while batches > 0 and (stack := next(self._stacks, None)) is not None:
+            left_out = min(batches, stack.end - stack.begin)
+            stack.begin += left_out
+            batches -= left_out
+            if stack.begin < stack.end:
+                self._stacks = itertools.chain([stack], self._stacks)
 
 
 class StackReader:

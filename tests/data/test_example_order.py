@@ -132,8 +132,10 @@ class TestEpochCounter:
     def test_counts_from_zero(self):
         counter = EpochCounter()
         assert counter.next_epoch == 0
-        assert [int(counter.begin_epoch()) for _ in range(3)] == [0, 1, 2]
+        assert [counter.begin_epoch() for _ in range(3)] == [(0, 0), (1, 0), (2, 0)]
         assert counter.next_epoch == 3
+        counter.resume_at(7, 5)
+        assert [counter.begin_epoch() for _ in range(2)] == [(7, 5), (8, 0)]
 
     def test_an_iterator_that_is_never_read_is_no_epoch(self):
         x = np.arange(40)
