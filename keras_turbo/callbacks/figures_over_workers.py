@@ -56,8 +56,7 @@ def gather_over_workers(strategy: Any, figures: Mapping[str, float]) -> np.ndarr
 
     mine = [[figures.get(name, float("nan")) for name in GATHERED]]
     with tf.init_scope():
-        gathered = np.asarray(strategy.gather(tf.constant(mine, tf.float32), axis=0))
-    return gathered
+        return np.asarray(strategy.gather(tf.constant(mine, tf.float32), axis=0))
 
 
 def over_workers(gathered: Any, names: Sequence[str] = GATHERED) -> dict[str, float]:

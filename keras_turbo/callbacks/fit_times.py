@@ -16,13 +16,15 @@ class EpochTimes:
     """Sums over the executions of an epoch, in seconds.
 
     An execution lasts from the first callback's on_train_batch_begin to that of the next one, or to the end of the last
-    callback's on_train_batch_end in the epoch. All else (validation, the model's own bookkeeping) is left out.
+    callback's on_train_batch_end in the epoch. All else is left out: validation, making iterators, the model's own
+    bookkeeping.
 
     Args:
         executions: how many there were.
         execution_seconds: they lasted, in all.
         function_seconds: of that, in the train function.
-        begin_seconds: from the callbacks' on_epoch_begin to the first execution, where `fit` makes its iterator.
+        begin_seconds: from the callbacks' on_epoch_begin to the first execution, where `fit` takes the first batches in
+            Python; 0 on TensorFlow.
         fetch_seconds: between executions, where `fit` takes batches in Python; 0 on TensorFlow.
         callback_seconds: in batch and epoch hooks, by the class of the callback, of those that do not save.
         saving_seconds: of those that save.
@@ -56,6 +58,7 @@ class FitTimes:
         read_waits: gives the waits for batches so far.
         calls_are_seen: gives whether `calls` and `returned` are called for each execution that is one. Executions in
             which they are not called do not count: another callback has skipped them.
+        fetches_in_python: whether `fit` takes the batches itself, between executions, and not its train function.
         clock: gives seconds.
     """
 
@@ -64,11 +67,13 @@ class FitTimes:
         callbacks: CallbackTimes,
         read_waits: Callable[[], Waits | None],
         calls_are_seen: Callable[[], bool],
+        fetches_in_python: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._callbacks = callbacks
         self._read_waits = read_waits
         self._calls_are_seen = calls_are_seen
+        self._fetches_in_python = fetches_in_python
         self._clock = clock
         self._first: EpochTimes | None = None
         self._is_first = True
@@ -94,10 +99,11 @@ class FitTimes:
         """To be called in on_train_batch_begin, before other callbacks are."""
         now = self._clock()
         if self._begun is not None:
-            # The function's return or the callbacks' end, whichever was later; 0 where Keras calls them elsewhere.
-            self._fetch_seconds += now - max(self._returned, self._callbacks.last_loop_ended, self._begun)
+            if self._fetches_in_python:
+                # Since the function's return or the callbacks' end, whichever was later.
+                self._fetch_seconds += now - max(self._returned, self._callbacks.last_loop_ended, self._begun)
             self._end_execution(now)
-        elif self._at_epoch_begin:
+        elif self._at_epoch_begin and self._fetches_in_python:
             self._begin_seconds += max(0.0, now - self._callbacks.last_loop_ended)
         self._at_epoch_begin = False
         self._begun, self._called, self._returned, self._own_seconds = now, 0.0, 0.0, 0.0

@@ -60,7 +60,7 @@ class InputWait:
         # In eager mode even when a train function is being traced, and never on a GPU, of which each reading would
         # wait for what it has to do.
         with tf.init_scope(), tf.device("CPU:0"):
-            self._sums = tf.Variable([0.0, 0.0, 0.0], dtype=tf.float64, trainable=False)
+            self._sums = tf.Variable(tf.zeros([3], tf.float64), trainable=False)
         self._pulls: dict[str, Any] = {}
 
     def timed(self, iterator: tf.data.Iterator) -> tf.data.Iterator:
@@ -176,10 +176,11 @@ def _flat_specs(element_spec: Any) -> list[Any]:
 
 def _flat_spec(leaf: Any) -> tf.TensorSpec | None:
     """The tensor that stands for a component of a batch in tf.data; None where that is not known."""
+    unknown: Any = None
     if isinstance(leaf, tf.TensorSpec):
         return leaf
     if isinstance(leaf, (tf.SparseTensorSpec, tf.OptionalSpec)):
-        return tf.TensorSpec(None, tf.variant)
+        return tf.TensorSpec(unknown, tf.variant)
     if isinstance(leaf, tf.RaggedTensorSpec) and leaf.ragged_rank:
-        return tf.TensorSpec(None, tf.variant)
+        return tf.TensorSpec(unknown, tf.variant)
     return None
