@@ -55,8 +55,12 @@ def test_several_gpus():
         hardware.add(
             [
                 sample(
-                    counters(0, utilization_percent=90.0, memory_used_mb=10.0, memory_total_mb=100.0, power_watts=300.0),
-                    counters(1, utilization_percent=30.0, memory_used_mb=50.0, memory_total_mb=100.0, power_watts=100.0),
+                    counters(
+                        0, utilization_percent=90.0, memory_used_mb=10.0, memory_total_mb=100.0, power_watts=300.0
+                    ),
+                    counters(
+                        1, utilization_percent=30.0, memory_used_mb=50.0, memory_total_mb=100.0, power_watts=100.0
+                    ),
                 )
             ]
         )

@@ -32,7 +32,11 @@ def figures(**changes):
         ({"dispatch_ms": None, "utilization_percent": 40.0, "input_wait_ms": None}, "unexplained", 60),
         ({"input_wait_ms": None}, "unexplained", 100),
         ({"utilization_percent": 70.0, "gpu_utilization_percents": (95.0, 95.0, 20.0)}, "gpu-lagging", 75),
-        ({"utilization_percent": 60.0, "gpu_utilization_percents": (62.0, 58.0), "input_wait_ms": 4.0}, "input-bound", 40),
+        (
+            {"utilization_percent": 60.0, "gpu_utilization_percents": (62.0, 58.0), "input_wait_ms": 4.0},
+            "input-bound",
+            40,
+        ),
         (
             {"utilization_percent": 60.0, "throttled_percent": 50.0, "throttle_reasons": ("heat",)},
             "throttled",
