@@ -33,16 +33,16 @@ class Sleep(keras.layers.Layer):
 
     def call(self, inputs):
         def slept(x):
-            time.sleep(0.02)
+            time.sleep(0.05)
             return x
 
         return tf.ensure_shape(tf.numpy_function(slept, [tf.stop_gradient(inputs)], inputs.dtype), inputs.shape)
 
 
 class SlowInput:
-    """Batches that take time to make, and how long they took in the last epoch."""
+    """Batches that take time to make, and how long they took in the last iteration."""
 
-    def __init__(self, seconds, batches=15):
+    def __init__(self, seconds, batches=12):
         self.seconds, self.batches = seconds, batches
         self.slept_seconds = 0.0
         signature = (tf.TensorSpec([None, FEATURES]), tf.TensorSpec([None], tf.int32))
@@ -53,11 +53,14 @@ class SlowInput:
         self.dataset = dataset.with_options(options)
 
     def generate(self):
-        self.slept_seconds = 0.0
+        slept = []
         for _ in range(self.batches):
             begin = time.perf_counter()
             time.sleep(self.seconds)
-            self.slept_seconds += time.perf_counter() - begin
+            slept.append(time.perf_counter() - begin)
+            if len(slept) == self.batches:
+                # Keras begins one more iteration at an epoch's end, and drops it.
+                self.slept_seconds = sum(slept)
             yield X[:ROWS], Y[:ROWS]
 
 
@@ -74,9 +77,9 @@ class WallClock(keras.callbacks.Callback):
         self.seconds = time.perf_counter() - self.begin
 
 
-def verdict_on(model, *data, callbacks=(), epochs=2, **options):
-    """The verdict on the last epoch, and the texts of the warnings."""
-    callback = GpuUtilization(interval=0.1)
+def verdict_on(model, *data, callbacks=(), epochs=2, warn_below=70, **options):
+    """The verdict on the last epoch, the texts of the warnings, and the callback."""
+    callback = GpuUtilization(interval=0.1, warn_below=warn_below)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         model.fit(*data, epochs=epochs, verbose=0, callbacks=[callback, *callbacks], **options)
@@ -87,7 +90,7 @@ def verdict_on(model, *data, callbacks=(), epochs=2, **options):
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 @pytest.mark.parametrize("steps_per_execution", [1, 4])
 def test_a_sleep_in_the_input(steps_per_execution):
-    data, clock = SlowInput(0.03), WallClock()
+    data, clock = SlowInput(0.08), WallClock()
     model = tiny()
     model.steps_per_execution = steps_per_execution
     verdict, told, _ = verdict_on(model, data.dataset, callbacks=[clock])
@@ -101,7 +104,7 @@ def test_a_sleep_in_the_input(steps_per_execution):
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 def test_half_of_the_time_in_the_input():
-    data, clock = SlowInput(0.03), WallClock()
+    data, clock = SlowInput(0.08), WallClock()
     model = compiled(keras.Sequential([keras.Input((FEATURES,)), Sleep(), keras.layers.Dense(CLASSES)]))
     verdict, _, _ = verdict_on(model, data.dataset, callbacks=[clock])
     assert verdict.kind == "input-bound"
@@ -111,11 +114,12 @@ def test_half_of_the_time_in_the_input():
 
 @pytest.mark.parametrize("loop", ["graph", "xla"])
 def test_a_sleep_in_the_input_of_a_tuned_model(loop):
-    data, clock = SlowInput(0.03, batches=16), WallClock()
+    data, clock = SlowInput(0.08, batches=12), WallClock()
     model = tiny()
     apply_setting(model, ExecutionSetting(loop, 4, jit_compile=loop == "xla"))
-    dataset = data.dataset.apply(tf.data.experimental.assert_cardinality(16))
-    verdict, _, callback = verdict_on(model, dataset, callbacks=[clock])
+    dataset = data.dataset.apply(tf.data.experimental.assert_cardinality(12))
+    # On a machine that has much else to do, the first execution of an epoch may take as long as all the sleep.
+    verdict, _, callback = verdict_on(model, dataset, callbacks=[clock], warn_below=95)
     assert verdict.kind == "input-bound"
     assert verdict.share_percent == pytest.approx(100 * data.slept_seconds / clock.seconds, abs=10)
     assert callback.figures.steps_per_execution == 4
