@@ -1,9 +1,11 @@
 import copy
 import csv
+import gc
 import math
 import os
 import pickle
 import threading
+import time
 import warnings
 
 import keras
@@ -41,6 +43,14 @@ def quiet(**options):
 
 def sampler_threads():
     return [thread for thread in threading.enumerate() if "sampler" in thread.name]
+
+
+def wait_for_no_threads():
+    gc.collect()
+    deadline = time.monotonic() + 5
+    while sampler_threads() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return not sampler_threads()
 
 
 @pytest.fixture
@@ -296,7 +306,7 @@ def test_a_folder_that_can_not_be_made_fails_before_the_first_batch(tmp_path):
     with pytest.raises(OSError, match="file"):
         small_model().fit(X, Y, verbose=0, callbacks=[looks, quiet(log_dir=tmp_path / "file" / "logs")])
     assert batches == []
-    assert sampler_threads() == []
+    assert wait_for_no_threads()
 
 
 def test_no_nvml_is_one_warning_and_no_figure(gpus):
@@ -368,8 +378,6 @@ def test_validation_and_other_loops_inside_fit_do_not_disturb():
 
 def test_a_slow_validation_is_no_time_of_a_step():
     def slow():
-        import time
-
         for _ in range(3):
             time.sleep(0.3)
             yield X[:6], Y[:6]
@@ -410,18 +418,7 @@ def test_a_callback_that_raises_leaves_nothing(hook, tmp_path):
     assert not isinstance(model.train_function, InterceptedTrainFunction)
     history = model.fit(X, Y, callbacks=[callback], epochs=2, **options).history
     assert len(history["step_ms_median"]) == 2
-    assert sampler_threads() == []
-
-
-def wait_for_no_threads():
-    import gc
-    import time
-
-    gc.collect()
-    deadline = time.monotonic() + 5
-    while sampler_threads() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return not sampler_threads()
+    assert wait_for_no_threads()
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
@@ -471,7 +468,7 @@ def test_fits_in_threads_have_each_their_own_figures():
     for history in results.values():
         assert history.keys() > STEP_FIGURES
         assert len(history["step_ms_median"]) == 2
-    assert sampler_threads() == []
+    assert wait_for_no_threads()
 
 
 def test_two_in_one_fit():
@@ -480,7 +477,7 @@ def test_two_in_one_fit():
     assert history.keys() > STEP_FIGURES
     assert first.figures is not None
     assert second.figures is not None
-    assert sampler_threads() == []
+    assert wait_for_no_threads()
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda callback: pickle.loads(pickle.dumps(callback))])
@@ -506,7 +503,7 @@ def test_a_copy_made_within_a_fit_is_a_callback_of_its_own():
 
     callback = quiet()
     small_model().fit(X, Y, batch_size=6, epochs=2, verbose=0, callbacks=[callback, Copies()])
-    assert sampler_threads() == []
+    assert wait_for_no_threads()
     for one in copies[-2:]:
         assert small_model().fit(X, Y, batch_size=6, verbose=0, callbacks=[one]).history.keys() > STEP_FIGURES
 
