@@ -6,6 +6,7 @@ from keras_turbo.layers import MixedPrecisionSafeHead
 from keras_turbo.execution.tune import tune  # isort: skip (in the order in which a batch meets them)
 from keras_turbo.execution.debug_mode import debug_mode
 from keras_turbo.callbacks.async_checkpoint import AsyncCheckpoint
+from keras_turbo.callbacks.gpu_utilization import GpuUtilization  # isort: skip (in the order in which a batch meets them)
 
 __version__ = "0.1.0"
 
@@ -17,5 +18,6 @@ __all__ = [
     "tune",
     "debug_mode",
     "AsyncCheckpoint",
+    "GpuUtilization",
     "__version__",
 ]

@@ -29,6 +29,7 @@ CHECKS = {
     },
     "mixed_precision": {"largest relative difference of first losses from float32's"},
     "checkpoint_stall": {"largest relative difference of losses"},
+    "monitor_cost": {"largest difference of losses", "batches equal"},
     "memory": {"steps of all over files", "steps of all over positions"},
 }
 

@@ -121,7 +121,7 @@ def _traced(function: Callable[[Any], Any], element_spec: Any) -> tuple[Any, Any
         flat,
         input_signature=tf.nest.flatten(element_spec),
         autograph=False,
-        experimental_attributes=_on_one_device(),
+        experimental_attributes=on_one_device(),
     )
     return traced.get_concrete_function(), spec
 
@@ -136,7 +136,8 @@ def _flat_types(spec: Any) -> dict[str, Any]:
 
 
 @functools.cache
-def _on_one_device() -> dict[str, Any]:
+def on_one_device() -> dict[str, Any]:
+    """Attributes of a `tf.function` that say it stays on one device."""
     # TensorFlow's own datasets mark their functions so (data/experimental/ops/prefetching_ops.py, 2.17 to 2.21); the
     # name is about where integers lie on a GPU, and of no account on a CPU. It is an attribute and no interface: where
     # a TensorFlow does not know it, functions are instantiated as any other is, which is slower and the same.

@@ -99,6 +99,17 @@ class BlockFunction:
         self._iterator: Any = None
         self.steps_of_last_call = 0
 
+    def takes_stacks_of(self, iterator: Any) -> bool:
+        """Whether it reads this iterator in stacks, in Python, and so knows itself how long it waits; see `waits`."""
+        return isinstance(self._loop, XlaLoop) and why_not_stackable(iterator.element_spec) is None
+
+    @property
+    def waits(self) -> tuple[float, int, int]:
+        """Of all stacks so far: the seconds that they were waited for, their batches and their examples."""
+        if isinstance(self._loop, XlaLoop):
+            return self._loop.waited_seconds, self._loop.batches, self._loop.examples
+        return 0.0, 0, 0
+
     @contextlib.contextmanager
     def asked_for(self, steps: int | None) -> Iterator[None]:
         """A context in which each epoch has so many steps; None: as many as there are batches."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -146,6 +147,11 @@ class XlaLoop:
         capacity: batches in a stack: k.
         otherwise: runs the steps where the data can't be stacked.
         on_unstackable: called with the reason when that happens.
+
+    Attributes:
+        waited_seconds: how long stacks were waited for so far.
+        batches: how many batches of stacks were run.
+        examples: how many examples they held.
     """
 
     def __init__(
@@ -155,6 +161,9 @@ class XlaLoop:
         self._capacity = capacity
         self._otherwise = otherwise
         self._on_unstackable = on_unstackable
+        self.waited_seconds = 0.0
+        self.batches = 0
+        self.examples = 0
         self._iterator: Any = None
         self._reader: StackReader | None = None
         self._first_shapes: tuple | None = None
@@ -180,10 +189,14 @@ class XlaLoop:
             return self._otherwise(self._iterator, most)
         done, outputs = 0, None
         while done < most:
+            begin = time.perf_counter()
             stack = self._reader.take(most - done)
+            self.waited_seconds += time.perf_counter() - begin
             if stack is None:
                 break
             outputs = self._run(stack)
+            self.batches += stack.end - stack.begin
+            self.examples += (stack.end - stack.begin) * stack.shapes[0][0]
             done += stack.end - stack.begin
         return done, outputs
 

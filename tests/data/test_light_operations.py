@@ -15,7 +15,7 @@ from tests.data.epochs import batches_of
 def _marked(request, monkeypatch):
     """With the attribute, and as on a TensorFlow that does not know it."""
     if not request.param:
-        monkeypatch.setattr(light_operations, "_on_one_device", dict)
+        monkeypatch.setattr(light_operations, "on_one_device", dict)
 
 
 def pairs() -> tf.data.Dataset:
@@ -84,8 +84,8 @@ class TestAgainstTfData:
 
 def test_this_tensorflow_knows_the_attribute():
     """Else iterators cost ten times as much, and nothing else would tell."""
-    light_operations._on_one_device.cache_clear()
-    assert light_operations._on_one_device() == {"experimental_ints_on_device": True}
+    light_operations.on_one_device.cache_clear()
+    assert light_operations.on_one_device() == {"experimental_ints_on_device": True}
 
 
 def test_options_pass_through():

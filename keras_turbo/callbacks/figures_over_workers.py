@@ -1,0 +1,79 @@
+"""Figures of several workers, brought together: each has its own, and the chief those of all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+# In this order each worker gives its figures, so that all give equally many. What one has not is NaN. A sum over
+# workers (energy) is the mean times their number.
+GATHERED = (
+    "gpu_utilization_percent",
+    "gpu_memory_peak_percent",
+    "gpu_power_watts",
+    "gpu_energy_wh",
+    "gpu_throttled_percent",
+    "cpu_utilization_percent",
+    "step_ms_median",
+    "step_ms_p95",
+    "examples_per_second",
+    "input_wait_ms",
+    "input_wait_percent",
+)
+
+
+def worker_of(strategy: Any) -> tuple[int, int]:
+    """The index of this worker and the number of workers; (0, 1) where the model trains in one process.
+
+    Args:
+        strategy: a `tf.distribute.Strategy`.
+    """
+    resolver = getattr(strategy, "cluster_resolver", None)
+    if resolver is None or not resolver.task_type:
+        return 0, 1
+    tasks = resolver.cluster_spec().as_dict()
+    # A chief is the first of all; where there is none, worker 0 is.
+    number = sum(len(tasks.get(kind, ())) for kind in ("chief", "worker"))
+    index = int(resolver.task_id or 0)
+    return (index + len(tasks.get("chief", ())) if resolver.task_type == "worker" else 0), max(1, number)
+
+
+def gather_over_workers(strategy: Any, figures: Mapping[str, float]) -> np.ndarray:
+    """Every worker's figures, in the same order on all.
+
+    Each worker has to call it, and waits for the others.
+
+    Args:
+        strategy: one over several workers.
+        figures: of this worker.
+
+    Returns:
+        Array (workers, figures) of what `GATHERED` names, with NaN for what a worker has not.
+    """
+    import tensorflow as tf
+
+    mine = [[figures.get(name, float("nan")) for name in GATHERED]]
+    with tf.init_scope():
+        return np.asarray(strategy.gather(tf.constant(mine, tf.float32), axis=0))
+
+
+def over_workers(gathered: Any, names: Sequence[str] = GATHERED) -> dict[str, float]:
+    """Minimum, mean and maximum of each figure over the workers that have it.
+
+    Args:
+        gathered: array (workers, figures).
+        names: of the figures.
+
+    Returns:
+        For each name that a worker has a figure of: `workers_min_` and the name, and likewise `mean` and `max`.
+    """
+    result = {}
+    for name, values in zip(names, np.asarray(gathered, float).T, strict=True):
+        known = values[~np.isnan(values)]
+        if len(known):
+            result[f"workers_min_{name}"] = float(known.min())
+            result[f"workers_mean_{name}"] = float(known.mean())
+            result[f"workers_max_{name}"] = float(known.max())
+    return result

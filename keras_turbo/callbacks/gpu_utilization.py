@@ -1,0 +1,266 @@
+"""What the hardware does while `fit` runs, and what holds it up, in `logs` and in TensorBoard."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+import warnings
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+
+from keras_turbo.callbacks.figures_over_workers import gather_over_workers, over_workers, worker_of
+from keras_turbo.callbacks.fit_monitor import FitMonitor
+from keras_turbo.callbacks.hardware_figures import HardwareFigures
+from keras_turbo.callbacks.scalars import ScalarWriter
+from keras_turbo.callbacks.verdict import StepFigures, Verdict, judge
+
+# Within an epoch, the state of the hardware goes to TensorBoard this often: some milliseconds each time, which is
+# 0.03 % at most.
+_SCALARS_SECONDS = 10.0
+
+
+class GpuUtilization(keras.callbacks.Callback):
+    """Tells how busy the GPUs are while `fit` runs, and what they wait for.
+
+    Whether a training is slow because of its input, its callbacks, its checkpoints or Python between its steps can't be
+    seen from its loss. This callback measures it in every epoch, puts the figures into `logs`, where the progress bar,
+    `History`, `CSVLogger` and `TensorBoard` find them, and warns where the hardware is idle, with the cause and the
+    line of code that removes it.
+
+    Example:
+
+    ```python
+    model.fit(train, epochs=10, callbacks=[keras_turbo.GpuUtilization(log_dir="logs")])
+    ```
+
+    In `logs` at the end of each epoch, where they exist (a figure that does not exist is absent, never 0):
+
+    - `gpu_utilization_percent`, `gpu_utilization_p10_percent`: mean over the GPUs that this process uses and over time,
+      and what 90 % of the readings exceed.
+    - `gpu_memory_peak_mb`, `gpu_memory_peak_percent`: of the GPU that has most in use, by all processes. TensorFlow
+      takes nearly all of it at its start unless it is told to grow.
+    - `gpu_power_watts`, `gpu_energy_wh`: of all GPUs together; the energy is that of the epoch.
+    - `gpu_throttled_percent`: share of the readings in which heat or power held a clock down.
+    - `gpu_sm_activity_percent`, `gpu_tensor_activity_percent`: how much of the GPUs, and of their Tensor Cores, is at
+      work. From Hopper on.
+    - `cpu_utilization_percent`, `cpu_free_percent`: without a GPU: this process's use of the cores that it may use,
+      and what nobody uses of them.
+    - `input_wait_ms`, `input_wait_percent`: what `fit` waited for its next batch, a step, and the share of a step.
+    - `step_ms_median`, `step_ms_p95`, `examples_per_second`.
+    - `learning_rate`: also that of a schedule.
+
+    Each is of the training alone: validation is left out. So is the first execution of a `fit`, which compiles. Figures
+    of the hardware are of the whole epoch. Under several workers each has its own in `logs`, and the chief
+    `workers_min_`, `workers_mean_` and `workers_max_` of each; give the callback to every worker, since each waits for
+    the others' figures.
+
+    The verdict comes when an epoch's last callback is through, so that checkpoints count. Without figures of a GPU,
+    what `warn_below` is compared with is the share of a step's time in which the model computes.
+
+    Args:
+        interval: seconds between two readings of the hardware, at least 0.01. Default 0.5.
+        warn_below: mean utilization, in per cent, below which an epoch ends with a warning. Default 70; 0 for none.
+        log_dir: folder for TensorBoard; None (default) for none. Scalars are against the optimizer's step: those of the
+            epochs as `epoch_...`, and the hardware's about each 10 seconds.
+
+    Raises:
+        ValueError: an argument that can't be.
+
+    Attributes:
+        figures: of the last epoch, a `StepFigures`; None before its end.
+        verdict: on the last epoch, a `Verdict`; None before its end.
+    """
+
+    # It is right with one call for each execution, however many steps that has.
+    needs_every_batch = False
+
+    def __init__(
+        self, *, interval: float = 0.5, warn_below: float = 70, log_dir: str | os.PathLike | None = None
+    ) -> None:
+        super().__init__()
+        self.interval = _checked_number("interval", interval, 0.01, math.inf)
+        self.warn_below = _checked_number("warn_below", warn_below, 0, 100)
+        if log_dir is not None and not isinstance(log_dir, (str, os.PathLike)):
+            raise ValueError(
+                f"`log_dir` must be a path or None. Received: {log_dir!r} (of type {type(log_dir).__name__})."
+            )
+        self.log_dir = log_dir
+        self.figures: StepFigures | None = None
+        self.verdict: Verdict | None = None
+        self._forget_fit()
+
+    def _forget_fit(self) -> None:
+        self._monitor: FitMonitor | None = None
+        self._writer: ScalarWriter | None = None
+        self._recent = HardwareFigures()
+        self._next_scalars = math.inf
+        self._names: dict[str, None] = {}
+        self._optimizer: weakref.ref[Any] | None = None
+        self._epoch: int | None = None
+        self._steps_seen = 0
+        self._has_told_problem = False
+
+    # A copy is a new callback with the same settings and the last results: threads and files stay with their fit.
+
+    def __getstate__(self) -> dict[str, Any]:
+        names = ("interval", "warn_below", "log_dir", "figures", "verdict")
+        return {name: getattr(self, name) for name in names}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__init__()
+        self._forget_fit()
+        self.__dict__.update(state)
+
+    # Keras' hooks. As soon as a fit has begun, this callback is the first of which they are called.
+
+    def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
+        self._end()
+        self._new_writer()
+        self._names = {}
+        self._recent = HardwareFigures()
+        self._epoch = None
+        self._monitor = FitMonitor(self, self.interval, self._close_writer)
+
+    def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        if self._monitor is not None:
+            self._judge_epoch()
+            self._epoch = epoch
+            self._monitor.epoch_begins()
+
+    def on_train_batch_begin(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        if self._monitor is not None:
+            self._monitor.step_begins()
+            if time.monotonic() >= self._next_scalars:
+                self._write_recent()
+
+    def on_test_begin(self, logs: Mapping[str, Any] | None = None) -> None:
+        if self._monitor is not None:
+            self._monitor.validation_begins()
+
+    def on_test_end(self, logs: Mapping[str, Any] | None = None) -> None:
+        if self._monitor is not None:
+            self._monitor.validation_ends()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        monitor = self._monitor
+        if monitor is None:
+            return
+        monitor.steps_end()
+        monitor.take_samples(wait=True)
+        self._tell_problem_once(monitor.problem)
+        figures = self._all_names(monitor.log_figures() | self._learning_rate())
+        figures |= self._figures_over_workers(figures)
+        if logs is not None:
+            logs.update(figures)
+        if self._writer is not None:
+            self._writer.write(figures, self._step(), "epoch_")
+
+    def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
+        if self._monitor is not None:
+            self._judge_epoch()
+        self._end()
+
+    # What they do.
+
+    @property
+    def _trained(self) -> Any:
+        return self.model
+
+    def _end(self) -> None:
+        if self._monitor is not None:
+            self._monitor.end()
+            self._monitor = None
+
+    def _close_writer(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    def _judge_epoch(self) -> None:
+        """Judges the epoch that is over with all its callbacks, and warns."""
+        if self._monitor is None or self._epoch is None:
+            return
+        figures, steps = self._monitor.epoch_figures()
+        self._steps_seen += steps
+        if figures is not None:
+            self.figures, self.verdict = figures, judge(figures, self.warn_below)
+            if self.verdict.is_warning:
+                warnings.warn(f"Epoch {self._epoch + 1} of {self._trained.name!r} is {self.verdict}", stacklevel=2)
+        self._epoch = None
+
+    def _tell_problem_once(self, problem: str | None) -> None:
+        if problem is not None and not self._has_told_problem:
+            self._has_told_problem = True
+            warnings.warn(f"GpuUtilization gives no figures of GPUs, or not all. {problem}", stacklevel=2)
+
+    def _all_names(self, figures: Mapping[str, float]) -> dict[str, float]:
+        """The figures with all names that a fit has had: CSVLogger and History want the same ones in each epoch."""
+        self._names |= dict.fromkeys(figures)
+        return {name: figures.get(name, math.nan) for name in self._names}
+
+    def _learning_rate(self) -> dict[str, float]:
+        # Of an optimizer that scales its loss, it is that of the one inside; of a schedule, that of the next step.
+        learning_rate = getattr(self._trained.optimizer, "learning_rate", None)
+        return {} if learning_rate is None else {"learning_rate": _number(learning_rate)}
+
+    def _figures_over_workers(self, figures: Mapping[str, float]) -> dict[str, float]:
+        index, number = self._worker()
+        if number == 1:
+            return {}
+        gathered = gather_over_workers(self._trained.distribute_strategy, figures)
+        return over_workers(gathered) if index == 0 else {}
+
+    def _worker(self) -> tuple[int, int]:
+        if keras.config.backend() != "tensorflow":
+            return 0, 1
+        return worker_of(self._trained.distribute_strategy)
+
+    def _new_writer(self) -> None:
+        """A writer for this fit: the one of the last fit, unless the steps of another optimizer begin at 0."""
+        if self.log_dir is None:
+            return
+        optimizer = self._trained.optimizer
+        if self._writer is None or self._optimizer is None or self._optimizer() is not optimizer:
+            index, number = self._worker()
+            folder = os.fspath(self.log_dir)
+            self._writer = ScalarWriter(folder if number == 1 else os.path.join(folder, f"worker_{index}"))
+            self._optimizer = None if optimizer is None else weakref.ref(optimizer)
+            self._steps_seen = 0
+        self._next_scalars = time.monotonic() + _SCALARS_SECONDS
+
+    def _step(self) -> int:
+        """The optimizer's step; of a model that trains without its optimizer, the number of batches."""
+        optimizer, monitor = self._trained.optimizer, self._monitor
+        step = 0 if optimizer is None else int(_number(optimizer.iterations))
+        return step or self._steps_seen + (0 if monitor is None else monitor.steps_in_epoch)
+
+    def _write_recent(self) -> None:
+        """Writes what the hardware did since the last time."""
+        self._next_scalars = time.monotonic() + _SCALARS_SECONDS
+        # On JAX the optimizer's variables are out of date, and can't be read, until the epoch is over.
+        if self._monitor is None or self._writer is None or keras.config.backend() == "jax":
+            return
+        self._recent.add(self._monitor.take_samples())
+        figures = self._recent.figures(_SCALARS_SECONDS)
+        self._recent.next_epoch()
+        self._writer.write(figures, self._step())
+
+
+def _number(variable: Any) -> float:
+    array: Any = keras.ops.convert_to_numpy(variable)
+    return float(array)
+
+
+def _checked_number(name: str, value: Any, least: float, most: float) -> float:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float))
+        or not least <= value <= most
+        or value == math.inf
+    ):
+        limits = f"at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
+        raise ValueError(f"`{name}` must be a number {limits}. Received: {value!r} (of type {type(value).__name__}).")
+    return float(value)

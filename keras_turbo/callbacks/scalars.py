@@ -1,0 +1,48 @@
+"""Figures as scalars for TensorBoard, against the optimizer's step."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+
+class ScalarWriter:
+    """Writes figures under a folder. The file is opened with the first of them.
+
+    Args:
+        log_dir: folder, made if it is not there.
+    """
+
+    def __init__(self, log_dir: str | os.PathLike) -> None:
+        # Now, so that a folder that can't be made stops a training at its start.
+        os.makedirs(log_dir, exist_ok=True)
+        self._log_dir = os.fspath(log_dir)
+        self._writer: Any = None
+        self._last_steps: dict[str, int] = {}
+
+    def write(self, figures: Mapping[str, float], step: int, prefix: str = "") -> None:
+        """Writes each figure at a step, and to the disk.
+
+        Args:
+            figures: by their names.
+            step: one that is not after the last one of the same figure is left out: lines in TensorBoard go forward.
+            prefix: put before the names.
+        """
+        import tensorflow as tf
+
+        if self._writer is None:
+            self._writer = tf.summary.create_file_writer(self._log_dir)
+        with tf.init_scope(), tf.device("CPU:0"), self._writer.as_default():
+            for name, value in figures.items():
+                tag = prefix + name
+                if step > self._last_steps.get(tag, -1):
+                    tf.summary.scalar(tag, value, step=step)
+                    self._last_steps[tag] = step
+            self._writer.flush()
+
+    def close(self) -> None:
+        """Closes the file. Another one is opened when there is more to write."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None

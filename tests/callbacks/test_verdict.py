@@ -1,0 +1,108 @@
+import dataclasses
+
+import pytest
+
+from keras_turbo.callbacks.verdict import StepFigures, judge
+
+# Ten milliseconds in which everything is known and nothing takes time but the computation.
+IDEAL = StepFigures(step_ms=10.0, input_wait_ms=0.0, dispatch_ms=0.0)
+
+
+def figures(**changes):
+    return dataclasses.replace(IDEAL, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "share"),
+    [
+        ({}, "compute-bound", 100),
+        ({"input_wait_ms": 8.0}, "input-bound", 80),
+        ({"dispatch_ms": 6.0}, "dispatch-bound", 60),
+        ({"callbacks_ms": {"A": 1.0, "B": 6.0}}, "callback-bound", 70),
+        ({"checkpoint_ms": 5.0, "checkpoint_names": ("ModelCheckpoint",)}, "checkpoint-stalls", 50),
+        # The largest of several.
+        ({"input_wait_ms": 3.0, "dispatch_ms": 4.0}, "dispatch-bound", 40),
+        # None of them is the cause.
+        ({"input_wait_ms": 1.9, "dispatch_ms": 1.9, "checkpoint_ms": 1.9}, "balanced", 57),
+        # With figures of GPUs, idle time that nothing else explains is dispatch.
+        ({"dispatch_ms": None, "utilization_percent": 40.0, "input_wait_ms": 1.0}, "dispatch-bound", 50),
+        ({"dispatch_ms": None, "utilization_percent": 40.0, "input_wait_ms": 6.0}, "input-bound", 60),
+        ({"dispatch_ms": None, "utilization_percent": 90.0, "input_wait_ms": 1.0}, "compute-bound", 90),
+        # That is told only where the input wait is known.
+        ({"dispatch_ms": None, "utilization_percent": 40.0, "input_wait_ms": None}, "unexplained", 60),
+        ({"input_wait_ms": None}, "unexplained", 100),
+        ({"utilization_percent": 70.0, "gpu_utilization_percents": (95.0, 95.0, 20.0)}, "gpu-lagging", 75),
+        (
+            {"utilization_percent": 60.0, "gpu_utilization_percents": (62.0, 58.0), "input_wait_ms": 4.0},
+            "input-bound",
+            40,
+        ),
+        (
+            {"utilization_percent": 60.0, "throttled_percent": 50.0, "throttle_reasons": ("heat",)},
+            "throttled",
+            50,
+        ),
+    ],
+)
+def test_verdicts(changes, kind, share):
+    verdict = judge(figures(**changes))
+    assert verdict.kind == kind
+    assert verdict.share_percent == pytest.approx(share)
+
+
+def test_each_remedy_is_a_line_of_code_and_names_what_it_is_about():
+    slow_callback = judge(figures(callbacks_ms={"Fast": 1.0, "Slow": 6.0}))
+    assert "Slow" in slow_callback.text
+    assert "Slow" in slow_callback.remedy
+    assert "keras_turbo.FastDataset(" in judge(figures(input_wait_ms=8.0)).remedy
+    assert "train.report()" in judge(figures(input_wait_ms=8.0, reads_fast_dataset=True)).remedy
+    assert "keras_turbo.tune(model, train)" in judge(figures(dispatch_ms=8.0)).remedy
+    assert "find_batch_size=True" in judge(figures(dispatch_ms=8.0, steps_per_execution=50)).remedy
+    stalls = figures(checkpoint_ms=8.0, checkpoint_names=("BackupAndRestore",))
+    assert "AsyncCheckpoint(" in judge(stalls).remedy
+    assert "BackupAndRestore" in judge(stalls).text
+    # It is no remedy for itself.
+    assert "save_freq" in judge(figures(checkpoint_ms=8.0, checkpoint_names=("AsyncCheckpoint",))).remedy
+
+
+def test_what_is_compute_bound_is_promised_nothing():
+    for changes in ({}, {"utilization_percent": 95.0}, {"dispatch_ms": None}):
+        verdict = judge(figures(**changes))
+        assert verdict.kind == "compute-bound"
+        assert verdict.remedy == ""
+        assert not verdict.is_warning
+
+
+def test_a_warning_comes_below_the_limit_alone():
+    idle = figures(input_wait_ms=4.0)
+    assert judge(idle).is_warning
+    assert judge(idle, warn_below=60).kind == "compute-bound"
+    assert not judge(idle, warn_below=60).is_warning
+    assert not judge(idle, warn_below=0).is_warning
+
+
+def test_a_busy_gpu_at_its_power_limit_is_no_reason_for_a_warning():
+    at_limit = {"throttled_percent": 100.0, "throttle_reasons": ("power",)}
+    assert not judge(figures(utilization_percent=99.0, **at_limit)).is_warning
+    assert judge(figures(utilization_percent=50.0, **at_limit)).is_warning
+
+
+def test_utilization_is_what_is_compared_where_there_is_one():
+    assert figures(utilization_percent=33.0, input_wait_ms=9.0).busy_percent == 33.0
+    assert figures(input_wait_ms=2.0, callbacks_ms={"A": 1.0}, dispatch_ms=1.0).busy_percent == pytest.approx(60)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"step_ms": 0.0},
+        {"step_ms": float("nan")},
+        {"input_wait_ms": -1.0},
+        {"callbacks_ms": {"A": -0.5}},
+        {"dispatch_ms": float("inf")},
+        {"checkpoint_ms": -1.0},
+    ],
+)
+def test_figures_that_can_not_be_are_refused(changes):
+    with pytest.raises(ValueError, match="Received"):
+        figures(**changes)
