@@ -1,4 +1,4 @@
-"""The command line: `python -m keras_turbo demo`."""
+"""The command line: `python -m keras_turbo {demo, doctor}`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: what stands behind `python -m keras_turbo`; that of this process by default.
 
     Returns:
-        The exit code: 0; 130 after Ctrl-C.
+        The exit code: 0; 1 where the doctor found something wrong; 130 after Ctrl-C.
 
     Raises:
         SystemExit: with code 2 after an argument that can't be, with 0 after `--help` and `--version`.
@@ -47,6 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.set_defaults(run=None)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     _add_demo(commands)
+    _add_doctor(commands)
     return parser
 
 
@@ -102,6 +103,39 @@ def _run_demo(parser: argparse.ArgumentParser, options: argparse.Namespace) -> i
         parser.exit(2, f"{parser.prog}: error: {error}\n")
     result.print()
     return 0
+
+
+def _add_doctor(commands: argparse._SubParsersAction) -> None:
+    doctor = commands.add_parser(
+        "doctor",
+        help="does what is installed fit together, and does the machine give what it has?",
+        description="Looks at versions, GPUs, network, processor, memory, a disk and the cluster's variables, and says "
+        "of each whether it is fine, could be better or is wrong, and what to do. It takes some seconds, writes up to "
+        "256 MB to the disk that it measures, and leaves nothing behind. docs/doctor.md explains every finding.",
+        epilog="The exit code is 1 if something is wrong.",
+    )
+    doctor.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    doctor.add_argument(
+        "--folder",
+        type=Path,
+        default=Path(),
+        metavar="DIR",
+        help="a folder on the disk that will hold data or checkpoints (default: the working directory)",
+    )
+    doctor.set_defaults(run=lambda options: _run_doctor(doctor, options))
+
+
+def _run_doctor(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    from keras_turbo.doctor.examination import examine
+
+    if not options.folder.is_dir():
+        parser.exit(2, f"{parser.prog}: error: There is no folder {options.folder}.\n")
+    report = examine(__version__, options.folder.resolve())
+    if options.json:
+        sys.stdout.write(report.to_json() + "\n")
+    else:
+        report.print()
+    return report.exit_code
 
 
 def _integer_from(smallest: int) -> Callable[[str], int]:

@@ -29,7 +29,9 @@ MAY_IMPORT = {
     "audit": CALLBACKS,
     "": AUDIT,
     "demo": {"", "progress", *AUDIT},
-    "cli": {"", "demo", *AUDIT},
+    # Looks at the machine; what it says of keras_turbo's own parts are words.
+    "doctor": {"progress", "devices"},
+    "cli": {"", "demo", "doctor", *AUDIT},
     "__main__": {"cli"},
 }
 # The GPU's counters must be readable where no TensorFlow is.
@@ -107,6 +109,7 @@ def test_imports_point_one_way(path):
         ("keras_turbo.callbacks.gpu", "from keras_turbo.audit import verdict"),
         ("keras_turbo.audit.verdict", "from keras_turbo import cli"),
         ("keras_turbo.demo", "from keras_turbo.cli import main"),
+        ("keras_turbo.doctor.gpus", "from keras_turbo.data import input_wait"),
         ("keras_turbo", "from keras_turbo.cli import main"),
         ("keras_turbo.devices.nvml", "import tensorflow as tf"),
         ("keras_turbo.devices.nvml", "import keras.ops"),

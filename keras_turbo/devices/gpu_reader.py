@@ -51,7 +51,8 @@ class NvmlQuestions:
 
     def ask(self, name: str, *arguments: Any) -> Any:
         """The answer of a function of pynvml that takes the device first, or None."""
-        key = (name, *arguments)
+        # Structures can't be told apart: what is absent for one of them is so for all.
+        key = (name, *(one for one in arguments if isinstance(one, (int, tuple))))
         function = getattr(self.nvml, name, None)
         if function is None or key in self._absent:
             return None

@@ -45,6 +45,7 @@ class NvmlSession:
         environ = os.environ if environ is None else environ
         self.gpus: tuple[Gpu, ...] = ()
         self._readers: list[GpuReader] = []
+        self._handles: dict[str, tuple[Any, Any]] = {}
         self._turn = 0
         self._nvml, self._problem = _opened(Path(root))
         if self._nvml is None:
@@ -72,6 +73,15 @@ class NvmlSession:
         turn = self._turn % len(self._readers) if self._readers else 0
         return tuple(reader.read(in_turn=place == turn) for place, reader in enumerate(self._readers))
 
+    @property
+    def nvml(self) -> Any:
+        """The module pynvml while it is open; None where it is not."""
+        return self._nvml
+
+    def whole_handle(self, gpu: Gpu) -> Any:
+        """NVML's handle of a GPU, or of the GPU that a MIG instance is a part of."""
+        return self._handles[gpu.uuid][1]
+
     def close(self) -> None:
         """Gives back all handles and shuts NVML down. May be called again."""
         nvml, self._nvml = self._nvml, None
@@ -91,7 +101,7 @@ class NvmlSession:
 
     def _find_gpus(self, environ: Mapping[str, str]) -> None:
         nvml: Any = self._nvml
-        handles: dict[str, tuple[Any, Any]] = {}
+        handles = self._handles
         machine, unread = [], []
         for index in range(nvml.nvmlDeviceGetCount()):
             try:

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from keras_turbo.data.example_store import fits_in_memory
-from keras_turbo.devices.free_memory import free_memory_bytes
+from keras_turbo.devices.free_memory import free_memory_bytes, memory_limit_bytes
 
 MB = 1_000_000
 MACHINE_BYTES = 1_000 * MB
@@ -148,3 +148,15 @@ def test_a_store_may_take_half_of_what_is_free(monkeypatch):
     monkeypatch.setattr("keras_turbo.data.example_store.free_memory_bytes", lambda: 100 * MB)
     assert fits_in_memory(50 * MB)
     assert not fits_in_memory(50 * MB + 1)
+
+
+def test_the_limit_is_the_least_of_the_groups(tmp_path):
+    write_tree(tmp_path, {"proc/self/cgroup": "0::/slice/job"})
+    assert memory_limit_bytes(tmp_path) is None
+    write_tree(tmp_path, {**v2_group("slice", 500 * MB, 1), **v2_group("slice/job", "max", 1)})
+    assert memory_limit_bytes(tmp_path) == 500 * MB
+
+
+def test_version_1_s_huge_number_is_no_limit_to_tell(tmp_path):
+    write_tree(tmp_path, {"proc/self/cgroup": V1_LINES, **v1_group("job", 0x7FFFFFFFFFFFF000, 100 * MB)})
+    assert memory_limit_bytes(tmp_path) is None

@@ -1,0 +1,140 @@
+"""What the doctor found, and how it is told."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import IO, Any, Literal
+
+Level = Literal["fine", "could be better", "wrong"]
+
+_MARKS = {"fine": ("green", "fine"), "could be better": ("yellow", "could be better"), "wrong": ("bold red", "wrong")}
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One fact and what it means.
+
+    Attributes:
+        topic: what it is about, such as "GPUs".
+        level: "fine"; "could be better": it works, and something is given away; "wrong": something does not work, or
+            will not.
+        fact: what was found.
+        to_do: what to do about it; None where nothing is to be done.
+        figures: numbers of the fact for programs, with units in their names.
+        subject: which of several things of a kind it is about, such as "GPU 0"; None where there is one.
+    """
+
+    topic: str
+    level: Level
+    fact: str
+    to_do: str | None = None
+    figures: Mapping[str, float | int | str | None] = dataclasses.field(default_factory=dict)
+    subject: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """All findings, in the order in which they are shown.
+
+    Attributes:
+        version: of keras_turbo.
+        findings: what was found.
+    """
+
+    version: str
+    findings: tuple[Finding, ...]
+
+    @property
+    def exit_code(self) -> int:
+        """1 where something is wrong, otherwise 0."""
+        return int(any(one.level == "wrong" for one in self.findings))
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "keras_turbo": self.version,
+            "exit_code": self.exit_code,
+            "findings": [dataclasses.asdict(one) for one in self.findings],
+        }
+
+    def to_json(self) -> str:
+        """One JSON object."""
+        return json.dumps(self.to_dict(), indent=2)
+
+    def print(self, file: IO[str] | None = None) -> None:
+        """Prints a table.
+
+        Args:
+            file: `sys.stdout` by default.
+        """
+        import rich.console
+        import rich.table
+        import rich.text
+
+        table = rich.table.Table(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        table.add_column(no_wrap=True)
+        table.add_column(no_wrap=True)
+        table.add_column(overflow="fold")
+        topic = None
+        for one, subjects in _joined(self.findings):
+            style, mark = _MARKS[one.level]
+            text = rich.text.Text(f"{listed(subjects)}: {one.fact}" if subjects else one.fact)
+            if one.to_do is not None:
+                text.append(f"\n-> {one.to_do}", style="dim")
+            table.add_row(one.topic if one.topic != topic else "", rich.text.Text(mark, style=style), text)
+            topic = one.topic
+        console = rich.console.Console(file=file)
+        console.print(table)
+        console.print(self.summary(), style="bold", highlight=False)
+
+    def summary(self) -> str:
+        """How many findings there are of each level."""
+        counts = {level: sum(one.level == level for one in self.findings) for level in _MARKS}
+        return f"{counts['wrong']} wrong, {counts['could be better']} could be better, {counts['fine']} fine."
+
+
+def _joined(findings: Sequence[Finding]) -> list[tuple[Finding, list[str]]]:
+    """What is the same of several things once, with what it is about: eight equal GPUs fit on a screen."""
+    joined: dict[tuple[object, ...], tuple[Finding, list[str]]] = {}
+    for place, one in enumerate(findings):
+        key = (one.topic, one.level, one.fact, one.to_do, place if one.subject is None else None)
+        _, subjects = joined.setdefault(key, (one, []))
+        if one.subject is not None:
+            subjects.append(one.subject)
+    return list(joined.values())
+
+
+def not_examined(topic: str, error: BaseException) -> Finding:
+    """That a topic could not be looked at: a fault of the doctor's, or of a file system or driver that hangs."""
+    text = str(error) or type(error).__name__
+    hanging = isinstance(error, TimeoutError)
+    return Finding(
+        topic,
+        "wrong" if hanging else "could be better",
+        f"Not examined: {text}" if hanging else f"Not examined: {type(error).__name__}: {text}",
+        "Something that should answer at once hangs: look at it first." if hanging else None,
+    )
+
+
+def version_tuple(text: str) -> tuple[int, ...]:
+    """The leading numbers of a version: (2, 21, 0) of "2.21.0rc1"."""
+    numbers: list[int] = []
+    for part in text.split("."):
+        digits = ""
+        for character in part:
+            if not character.isdigit():
+                break
+            digits += character
+        if not digits:
+            break
+        numbers.append(int(digits))
+        if digits != part:
+            break
+    return tuple(numbers)
+
+
+def listed(items: Sequence[object]) -> str:
+    """The items with commas between them."""
+    return ", ".join(map(str, items))

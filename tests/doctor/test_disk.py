@@ -1,0 +1,152 @@
+"""Kind and rates of a folder's disk."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from keras_turbo.doctor import disk
+from keras_turbo.doctor.disk import Disk, file_system, findings, measure, read_disk
+from tests.doctor.judging import checked, only, worst
+
+GB = 2**30
+GOOD = Disk("/data", "ext4", "/dev/sda1", 100 * GB, 800.0, 2000.0)
+
+
+def judged(**changes):
+    return checked(findings(dataclasses.replace(GOOD, **changes)))
+
+
+def test_a_good_disk():
+    found = judged()
+    assert worst(found) == "fine"
+    assert only(found, "Writes 800 MB a second, reads 2,000").figures == {
+        "write_mb_per_s": 800.0,
+        "read_mb_per_s": 2000.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "level", "part"),
+    [
+        ({"kind": "nfs4", "source": "server:/x"}, "could be better", "over the network from server:/x"),
+        ({"kind": "nfs"}, "could be better", "over the network"),
+        ({"kind": "lustre"}, "could be better", "over the network"),
+        ({"kind": "fuse.gcsfuse"}, "could be better", "over the network"),
+        ({"kind": "virtiofs"}, "could be better", "over the network"),
+        ({"kind": "overlay"}, "could be better", "the container's own layer"),
+        ({"kind": "tmpfs"}, "could be better", "in memory"),
+        ({"kind": "xfs"}, "fine", "/data: xfs."),
+        ({"kind": None}, "fine", "unknown file system"),
+        ({"read_mb_per_s": 40.0}, "could be better", "reads 40"),
+        ({"write_mb_per_s": 40.0}, "could be better", "Writes 40"),
+        ({"write_mb_per_s": None, "read_mb_per_s": None, "why_not_written": "x"}, "could be better", "Nothing can be"),
+        ({"free_bytes": GB}, "could be better", "1.0 GB free"),
+        ({"free_bytes": 50 * 2**20}, "wrong", "0.0 GB free"),
+    ],
+)
+def test_what_a_disk_may_lack(changes, level, part):
+    assert only(judged(**changes), part).level == level
+
+
+MOUNTS = """\
+22 27 0:21 / /proc rw,relatime - proc proc rw
+27 1 254:0 / / rw,relatime - ext4 /dev/vda rw
+30 27 0:40 / {data} rw,relatime shared:3 - nfs4 server:/export/with\\040blank rw,vers=4.2
+31 30 0:41 / {data}/my\\040photos rw - xfs /dev/sdb1 rw
+32 27 0:42 / {top} rw - tmpfs first rw
+33 32 0:43 / {top} rw - overlay second rw
+not a mount
+"""
+
+
+@pytest.mark.parametrize(
+    ("folder", "kind", "source"),
+    [
+        ("data", "nfs4", "server:/export/with blank"),
+        ("data/deep", "nfs4", "server:/export/with blank"),
+        ("data/my photos/cats", "xfs", "/dev/sdb1"),
+        ("database", "ext4", "/dev/vda"),
+        ("top", "overlay", "second"),
+        ("link", "nfs4", "server:/export/with blank"),
+    ],
+)
+def test_the_file_system_of_a_folder(tmp_path, folder, kind, source):
+    for name in ("data/deep", "data/my photos/cats", "database", "top"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "data")
+    (tmp_path / "root/proc/self").mkdir(parents=True)
+    mounts = MOUNTS.format(data=tmp_path / "data", top=tmp_path / "top")
+    (tmp_path / "root/proc/self/mountinfo").write_text(mounts)
+    assert file_system(tmp_path / folder, tmp_path / "root") == (kind, source)
+
+
+def test_no_linux(tmp_path):
+    assert file_system(tmp_path, tmp_path) == (None, None)
+
+
+def test_this_disk_is_measured_and_nothing_is_left(tmp_path):
+    found = read_disk(tmp_path)
+    assert found.write_mb_per_s > 0
+    assert found.read_mb_per_s > 0
+    assert found.free_bytes > 0
+    assert found.why_not_written is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_measurement_is_bounded_in_bytes_and_in_time(tmp_path, monkeypatch):
+    sizes = []
+    fsync = os.fsync
+
+    def counted(descriptor):
+        sizes.append(os.fstat(descriptor).st_size)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", counted)
+    assert None not in measure(tmp_path, most_bytes=9 * 2**20)
+    assert sizes == [8 * 2**20]
+    # A disk on which each look at the clock takes a second.
+    ticks = iter(range(10_000))
+    measure(tmp_path, most_bytes=256 * 2**20, most_seconds=2.5, clock=lambda: float(next(ticks)))
+    assert sizes[1] == 3 * 4 * 2**20
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_rates_are_those_of_the_clock(tmp_path):
+    now = [0.0]
+
+    def clock():
+        now[0] += 0.5
+        return now[0]
+
+    write, read = measure(tmp_path, most_bytes=4 * 2**20, most_seconds=100, clock=clock)
+    assert write == pytest.approx(4 / 0.5)
+    assert read == pytest.approx(4 / 1.0)
+
+
+def test_without_room_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda *_, **__: pytest.fail("written"))
+    assert measure(tmp_path, most_bytes=2**20) == (None, None)
+
+
+def test_a_folder_that_can_not_be_written(tmp_path, monkeypatch):
+    def refused(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(disk.tempfile, "TemporaryFile", refused)
+    found = read_disk(tmp_path)
+    assert found.write_mb_per_s is None
+    assert found.why_not_written == "Permission denied (EACCES)"
+
+
+def test_a_full_disk(tmp_path, monkeypatch):
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full on this system")
+    with open("/dev/full", "r+b", buffering=0) as full:
+        monkeypatch.setattr(disk.tempfile, "TemporaryFile", lambda **_: full)
+        found = read_disk(tmp_path)
+    assert "ENOSPC" in found.why_not_written

@@ -1,0 +1,90 @@
+"""Cores, instructions, memory, /dev/shm."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+import pytest
+
+from keras_turbo.devices.cpu import Cores
+from keras_turbo.doctor.processor import Processor, findings, read_processor
+from tests.doctor.judging import checked, only, worst
+
+GB = 2**30
+GOOD = Processor("EPYC", ("avx", "avx2", "fma"), (), Cores(16, 16, None), 64 * GB, None, 60 * GB, 32 * GB)
+
+
+def judged(environ=None, gpu_number=0, **changes):
+    return checked(findings(dataclasses.replace(GOOD, **changes), environ or {}, gpu_number))
+
+
+def test_a_good_machine():
+    found = judged(gpu_number=2)
+    assert worst(found) == "fine"
+    assert only(found, "16 cores, all that the machine has.")
+    assert only(found, "60.0 GB of memory free of 64.0.")
+    assert only(found, "/dev/shm: 32.0 GB.")
+
+
+@pytest.mark.parametrize(
+    ("changes", "gpu_number", "level", "part"),
+    [
+        ({"instructions": ("avx",)}, 0, "could be better", "no AVX2"),
+        ({"instructions": ()}, 0, "could be better", "no vector instructions"),
+        ({"instructions": ("asimd",)}, 0, "fine", "EPYC: asimd."),
+        ({"instructions": None}, 0, "fine", "EPYC."),
+        ({"bfloat16_instructions": ("amx_bf16",)}, 0, "fine", "multiplies bfloat16"),
+        ({"cores": Cores(64, 8, None)}, 0, "fine", "8 cores of the machine's 64"),
+        ({"cores": Cores(64, 1, None)}, 0, "fine", "1 core of the machine's 64"),
+        ({"cores": Cores(64, 64, 2.5)}, 0, "could be better", "is worth 2.5 cores; TensorFlow sees 64"),
+        ({"cores": Cores(8, 8, 8.0)}, 0, "fine", "8 cores, all"),
+        ({"cores": Cores(16, 16, None)}, 8, "could be better", "2 cores for each GPU"),
+        ({"memory_limit_bytes": 8 * GB, "memory_free_bytes": 6 * GB}, 0, "fine", "the limit is 8.0 of the machine's"),
+        ({"memory_limit_bytes": 4 * GB, "memory_free_bytes": GB}, 0, "could be better", "1.0 GB of memory free"),
+        ({"shm_bytes": 64 * 2**20}, 0, "could be better", "too few for worker processes"),
+        ({"shm_bytes": 64 * 2**20}, 2, "wrong", "NCCL fails with it"),
+        ({"shm_bytes": None}, 0, "could be better", "no /dev/shm"),
+    ],
+)
+def test_what_a_machine_may_lack(changes, gpu_number, level, part):
+    assert only(judged(gpu_number=gpu_number, **changes), part).level == level
+
+
+def test_the_quota_says_how_many_threads():
+    assert "TF_NUM_INTRAOP_THREADS=2 " in only(judged(cores=Cores(64, 64, 2.4)), "quota").to_do
+    assert "TF_NUM_INTRAOP_THREADS=1 " in only(judged(cores=Cores(64, 64, 0.3)), "quota").to_do
+
+
+def test_onednn_switched_off():
+    assert only(judged({"TF_ENABLE_ONEDNN_OPTS": "0"}), "TF_ENABLE_ONEDNN_OPTS=0").level == "could be better"
+    assert worst(judged({"TF_ENABLE_ONEDNN_OPTS": "1"})) == "fine"
+
+
+def test_from_the_kernel_s_files(tmp_path):
+    for name, text in {
+        "proc/cpuinfo": "model name : Some CPU\nflags : fpu avx avx2 fma avx512f avx512_bf16 rdtscp\n",
+        "proc/self/cgroup": "0::/job\n",
+        "sys/fs/cgroup/job/cpu.max": "50000 100000\n",
+        "sys/fs/cgroup/job/memory.max": f"{3 * GB}\n",
+        "sys/fs/cgroup/job/memory.current": f"{GB}\n",
+    }.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    processor = read_processor(tmp_path)
+    assert processor.name == "Some CPU"
+    assert processor.instructions == ("avx", "avx2", "fma", "avx512f", "avx512_bf16")
+    assert processor.bfloat16_instructions == ("avx512_bf16",)
+    assert processor.cores.quota == 0.5
+    assert processor.memory_limit_bytes == 3 * GB
+    assert processor.memory_free_bytes == 2 * GB
+    assert processor.shm_bytes is None
+    (tmp_path / "dev/shm").mkdir(parents=True)
+    assert read_processor(tmp_path).shm_bytes > 0
+
+
+def test_no_linux(tmp_path):
+    processor = read_processor(tmp_path)
+    assert processor.instructions is None
+    assert processor.cores.machine == os.cpu_count()
