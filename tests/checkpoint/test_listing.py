@@ -117,6 +117,15 @@ def test_a_path_that_can_not_be(capsys, tmp_path, monkeypatch, path, message):
     assert message in printed.err
 
 
+def test_the_value_that_judges_is_not_the_mean_of_half_an_epoch(capsys, tmp_path):
+    for step, value in ((10, None), (20, 0.5)):
+        monitor = {"name": "loss", "mode": "min", "best": 0.5, "value": value}
+        save(tmp_path, step, state=make_state(step, metrics={"loss": 0.1}, monitor=monitor))
+    out = listing(capsys, tmp_path)[1]
+    assert "loss 0.1" not in out
+    assert "loss 0.5 (best)" in out.splitlines()[2]
+
+
 def test_a_clock_that_is_behind(capsys, tmp_path):
     save(tmp_path, 1, state=make_state(1, wall_time=time.time() + 1000))
     assert "in the future" in listing(capsys, tmp_path)[1]

@@ -70,6 +70,7 @@ def test_versions_and_time_are_filled_in():
         ({"history": {"loss": 3}}, r"history\['loss'\] must be a list"),
         ({"monitor": {"name": "loss", "mode": "auto"}}, '"min" or "max"'),
         ({"monitor": {"name": "loss", "mode": "min", "best": "x"}}, "must be a number or None"),
+        ({"monitor": {"name": "loss", "mode": "min", "value": "x"}}, "must be a number or None"),
         ({"data": [1]}, "data must be a dict or None"),
         ({"wall_time": math.nan}, "wall_time must be seconds"),
         ({"loss_scale": "big"}, "loss_scale must be a number"),
