@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pathlib
 
+from keras_turbo.devices.control_groups import ControlGroup, control_groups
+
 # Control groups whose limit is above this are not limited: version 1 writes a huge number in place of "max".
 _UNLIMITED_BYTES = 1 << 60
 
@@ -24,57 +26,36 @@ def free_memory_bytes(root: str | pathlib.Path = "/") -> int:
     import psutil
 
     free = psutil.virtual_memory().available
-    for folder, version in _control_groups(pathlib.Path(root)):
-        left = _left_in_control_group(folder, version)
+    for group in control_groups(root, "memory"):
+        left = _left_in_control_group(group)
         if left is not None:
             free = min(free, left)
     return max(free, 0)
 
 
-def _control_groups(root: pathlib.Path) -> list[tuple[pathlib.Path, int]]:
-    """The memory control groups of this process and all their parents, with their version (1 or 2)."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:  # no Linux, or /proc is not mounted
-        return []
-    groups = []
-    for line in lines:
-        hierarchy, _, path = line.partition(":")
-        controllers, _, path = path.partition(":")
-        if hierarchy == "0" and not controllers:
-            mount, version = root / "sys/fs/cgroup", 2
-        elif "memory" in controllers.split(","):
-            mount, version = root / "sys/fs/cgroup/memory", 1
-        else:
-            continue
-        parts = pathlib.PurePosixPath(path).parts[1:]
-        # Inside a container the path may be that of the host, of which only the mount's own top is to be seen.
-        groups += [(mount.joinpath(*parts[:depth]), version) for depth in range(len(parts), -1, -1)]
-    return groups
+def memory_limit_bytes(root: str | pathlib.Path = "/") -> int | None:
+    """The least limit of the control groups that hold this process.
+
+    Args:
+        root: folder in place of the file system's root for `/proc` and `/sys`, for tests.
+
+    Returns:
+        Bytes, or None where no control group limits it.
+    """
+    limits = [_limit_of_control_group(group) for group in control_groups(root, "memory")]
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
-def _left_in_control_group(folder: pathlib.Path, version: int) -> int | None:
-    limit_name, usage_name, cache_key = (
-        ("memory.max", "memory.current", "inactive_file")
-        if version == 2
-        else ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+def _limit_of_control_group(group: ControlGroup) -> int | None:
+    limit = group.read_int("memory.max" if group.version == 2 else "memory.limit_in_bytes")
+    return None if limit is None or limit >= _UNLIMITED_BYTES else limit
+
+
+def _left_in_control_group(group: ControlGroup) -> int | None:
+    usage_name, cache_key = (
+        ("memory.current", "inactive_file") if group.version == 2 else ("memory.usage_in_bytes", "total_inactive_file")
     )
-    try:
-        limit = int((folder / limit_name).read_text())
-        usage = int((folder / usage_name).read_text())
-    except (OSError, ValueError):  # not there, or "max"
+    limit, usage = _limit_of_control_group(group), group.read_int(usage_name)
+    if limit is None or usage is None:
         return None
-    if limit >= _UNLIMITED_BYTES:
-        return None
-    return limit - usage + _page_cache_bytes(folder, cache_key)
-
-
-def _page_cache_bytes(folder: pathlib.Path, key: str) -> int:
-    try:
-        for line in (folder / "memory.stat").read_text().splitlines():
-            name, _, value = line.partition(" ")
-            if name == key:
-                return int(value)
-    except (OSError, ValueError):
-        return 0
-    return 0
+    return limit - usage + (group.read_key("memory.stat", cache_key) or 0)
