@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -9,7 +10,7 @@ import tensorflow as tf
 
 from keras_turbo.audit.callback_times import each_callback
 from keras_turbo.audit.fit_input import FitInput
-from keras_turbo.audit.measuring import audit_fit
+from keras_turbo.audit.measuring import REMEDIES, audit_fit
 from keras_turbo.audit.report import AuditReport
 
 
@@ -21,6 +22,7 @@ def audit(
     batch_size: int = 32,
     callbacks: Any = None,
     budget_seconds: float = 60.0,
+    remedies: Sequence[str] = tuple(REMEDIES),
 ) -> AuditReport:
     """Measures why the training of a model is slow, and what each remedy would gain.
 
@@ -51,6 +53,8 @@ def audit(
         callbacks: those that `fit` will get. Default None: none are measured.
         budget_seconds: after which nothing more is begun, default 60. What runs then, such as a compilation, is waited
             for; what was not measured is listed.
+        remedies: names of those to try, default all: "cache", "workers", "FastDataset", "callbacks", "multi-step",
+            "XLA", "mixed precision", "larger batch", "uint8 input". With `()`, the verdict alone.
 
     Returns:
         The report, which prints as tables and saves itself as a page.
@@ -67,10 +71,15 @@ def audit(
             raise ValueError(f"`{name}` must be an integer from 1. Received: {value!r}.")
     if isinstance(budget_seconds, bool) or not isinstance(budget_seconds, (int, float)) or not budget_seconds > 0:
         raise ValueError(f"`budget_seconds` must be a number of seconds above 0. Received: {budget_seconds!r}.")
+    unknown = [each for each in ([remedies] if isinstance(remedies, str) else remedies) if each not in REMEDIES]
+    if isinstance(remedies, str) or unknown:
+        raise ValueError(f"`remedies` must be a tuple with some of {tuple(REMEDIES)}. Received: {remedies!r}.")
     each_callback(callbacks)
     require_auditable(model)
     found = FitInput.of(data, batch_size)
-    return audit_fit(model, found, callbacks, steps=steps, budget_seconds=float(budget_seconds))
+    return audit_fit(
+        model, found, callbacks, steps=steps, budget_seconds=float(budget_seconds), remedies=tuple(remedies)
+    )
 
 
 def require_auditable(model: keras.Model) -> None:

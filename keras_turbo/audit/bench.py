@@ -15,7 +15,7 @@ from keras_turbo.audit.callback_times import UserCallbacks
 from keras_turbo.audit.fit_input import FitInput
 from keras_turbo.audit.fit_runs import FitRuns, FitTimes
 from keras_turbo.audit.parts import StepParts
-from keras_turbo.audit.remedies.remedy import LEAST_GAIN, Remedy
+from keras_turbo.audit.remedies.remedy import LEAST_GAIN, Remedy, not_measured
 from keras_turbo.audit.utilization import BASELINE, Recorder
 from keras_turbo.execution.installation import remove_setting
 from keras_turbo.execution.race import Candidate, Race
@@ -119,6 +119,12 @@ class Bench:
         finally:
             remove_setting(self.model)
 
+    def ready_turn(self) -> FitTimes:
+        """One run on batches that are ready, without the user's callbacks."""
+        steps = self.steps_of(self.candidates[0].step_ms) + self.current.steps_per_execution
+        arguments = {"x": self.sample.dataset(2 * steps)}
+        return self.turn(arguments, steps=steps, num_batches=None, with_callbacks=False)
+
     def baseline_turn(self) -> FitTimes:
         """One run of the training as it is."""
         with self.recorder.phase(BASELINE):
@@ -156,6 +162,9 @@ class Bench:
             per_step: steps of now that one step with it is worth.
             before: one turn without it; by default the training as it is.
         """
+        reason_no_time = self.why_no_time()
+        if reason_no_time is not None:
+            return not_measured(name, reason_no_time, code)
         befores = [self.baseline_ms[-1] if before is None else before().step_ms]
         afters = [run().step_ms / per_step]
         if afters[0] <= befores[0] * _HOPELESS:

@@ -74,13 +74,13 @@ class FitRuns:
         Raises:
             RuntimeError: the data ended before there was anything to time.
         """
-        with self._callbacks.timed(but=without) as (running, spent):
-            clock = _Clock(steps, seconds, num_batches, spent)
-            try:
+        try:
+            with self._callbacks.timed(but=without) as (running, spent):
+                clock = _Clock(steps, seconds, num_batches, spent)
                 quiet_fit(model, arguments, [*(running if with_callbacks else ()), clock], clock.let_through)
-            finally:
-                self.put_back()
-                self._callbacks.put_back()
+        finally:
+            self.put_back()
+            self._callbacks.put_back()
         return clock.times()
 
 
@@ -167,7 +167,7 @@ class _Clock(keras.callbacks.Callback):
     def times(self) -> FitTimes:
         if self._spent_before is None or self._timed == 0:
             raise RuntimeError(
-                f"The data ended after {self._done} steps, too few to time one. Give audit() data of at least 3 batches."
+                f"The data ended after {self._done} steps, too few to time one. Give audit() at least 3 batches."
             )
         callbacks = {
             name: (self._spent_after[name] - before) / self._timed * 1e3 for name, before in self._spent_before.items()

@@ -10,7 +10,7 @@ from keras_turbo.callbacks.verdict import StepFigures
 
 @dataclasses.dataclass(frozen=True)
 class StepParts:
-    """Milliseconds a step.
+    """Milliseconds a step, of the best of several turns each.
 
     Attributes:
         step_ms: in `fit` on the data, with the user's callbacks.

@@ -103,8 +103,10 @@ class AuditReport:
         console.print(rich.text.Text(self.headline, style="bold"), soft_wrap=True)
         console.print()
         step = rich.table.Table(title=f"a step of fit: {self.parts.step_ms:.3g} ms", box=rich.box.SIMPLE)
-        for heading, justify in (("part", "left"), ("ms", "right"), ("share", "right"), ("", "left")):
-            step.add_column(heading, justify=justify)
+        step.add_column("part")
+        for heading in ("ms", "share"):
+            step.add_column(heading, justify="right")
+        step.add_column("")
         for part, ms in self.parts.timeline().items():
             share = ms / self.parts.step_ms
             step.add_row(part, f"{ms:.3g}", f"{share:.0%}", "█" * round(_BAR_WIDTH * share / 2))

@@ -373,6 +373,11 @@ class FastDataset(VariantDataset):
         return self._pipeline.store.kind
 
     @property
+    def is_ready(self) -> bool:
+        """Whether no epoch will load an example any more: all are in memory or in the store."""
+        return self._pipeline is not None and self._pipeline.only_gathers()
+
+    @property
     def labels(self) -> Any:
         """The labels in the order in which examples are yielded, before `map_fn`; class numbers if there are classes.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from keras_turbo.audit.bench import Bench
-from keras_turbo.audit.remedies.remedy import LEAST_GAIN, Remedy, does_not_apply, not_measured
+from keras_turbo.audit.remedies.remedy import LEAST_GAIN, Remedy, does_not_apply
 from keras_turbo.execution.batch_callbacks import needs_every_batch
 from keras_turbo.execution.race import Candidate
 
@@ -70,9 +70,6 @@ def _best_of(bench: Bench, name: str, candidates: list[Candidate], left_out_as: 
             f"{best.setting.name} would save {saved_ms:.3g} of a step's {parts.step_ms:.3g} ms; something else takes "
             "the time",
         )
-    reason = bench.why_no_time()
-    if reason is not None:
-        return not_measured(name, reason, code)
     steps = best.setting.steps_per_execution
     found = bench.compare(
         name,

@@ -54,14 +54,16 @@ def cache(bench: Bench) -> Remedy:
     if graph is not None and graph.has_cache:
         return does_not_apply(name, "the pipeline has a cache already")
     batches = bench.data.num_batches
-    code = (
-        "train = train.cache()  # before .shuffle(), random augmentation and .batch()"
-        if kind == "tf.data.Dataset"
-        else 'train = FastDataset(..., cache="memory")  # in place of cache=False'
-    )
+    fills_itself = kind == "FastDataset" and bench.data.x.stored_in is not None
+    if fills_itself:
+        code = "# Nothing to add: this FastDataset fills its store in the first epoch."
+    elif kind == "FastDataset":
+        code = 'train = FastDataset(..., cache="memory")  # in place of cache=False'
+    else:
+        code = "train = train.cache()  # before .shuffle(), random augmentation and .batch()"
     needed = None if batches is None else batches * bench.sample.batch_bytes
     free = free_memory_bytes()
-    if needed is not None and needed > _MOST_OF_FREE_MEMORY * free:
+    if not fills_itself and needed is not None and needed > _MOST_OF_FREE_MEMORY * free:
         return not_measured(
             name,
             f"an epoch takes about {needed / 1e9:.1f} GB, more than half of the {free / 1e9:.1f} GB that are free; "
@@ -72,8 +74,9 @@ def cache(bench: Bench) -> Remedy:
     taken = max(2, min(bench.steps, _MOST_CACHED_BYTES // max(bench.sample.batch_bytes, 1), int(in_time)))
     taken = taken if batches is None else min(taken, batches)
     kept = bench.data.arguments()["x"].take(taken).cache()
-    for _ in kept:  # the first epoch, which fills it
-        pass
+    if bench.why_no_time() is None:
+        for _ in kept:  # the first epoch, which fills it
+            pass
     bench.data.put_back()
     turn = {"arguments": bench.data.arguments(kept.repeat()), "num_batches": None}
     found = bench.compare(
@@ -82,7 +85,7 @@ def cache(bench: Bench) -> Remedy:
         measured=f"fit on {taken} batches that are cached in memory, as in every epoch after the first",
         changes=_changes_of_cache(graph),
         code=code,
-        reason="" if needed is None else f"it takes about {needed / 1e6:,.0f} MB",
+        reason="" if needed is None else f"an epoch takes about {needed / 1e6:,.3g} MB",
     )
     _remember_input(bench, found, turn)
     return found
@@ -206,7 +209,3 @@ def _changes_of_cache(graph: PipelineGraph | None) -> str:
 def _remember_input(bench: Bench, found: Remedy, turn: Mapping[str, Any]) -> None:
     if found.status == "gain" and found.after_ms is not None and found.after_ms < bench.best_input_ms:
         bench.best_input_ms, bench.input_turn = found.after_ms, turn
-
-
-def _where(stored_in: str) -> str:
-    return "memory" if stored_in == "memory" else "files on disk"

@@ -25,7 +25,9 @@ def together(bench: Bench, remedies: Sequence[Remedy]) -> Remedy | None:
         (each for each in remedies if each.status == "gain" and each.name in ("cache", "workers", "FastDataset")),
         key=lambda each: each.after_ms or 0.0,
     )
-    by_steps = next(each for each in remedies if each.name == ("XLA" if setting.jit_compile else "multi-step"))
+    by_steps = next((each for each in remedies if each.name == ("XLA" if setting.jit_compile else "multi-step")), None)
+    if by_steps is None:
+        return None
     return bench.compare(
         f"{by_input.name} and {by_steps.name}",
         lambda: bench.turn(setting=setting, **input_turn),

@@ -64,12 +64,13 @@ def uint8_input(bench: Bench) -> Remedy:
 def _runs(bench: Bench, model: keras.Model, scale: float) -> tuple[Callable, Callable]:
     """Runs on batches that are ready, as uint8 and as they come."""
     sample = bench.sample
-    has_more = isinstance(sample.element_spec, tuple)
+    element_spec: Any = sample.element_spec
+    has_more = isinstance(element_spec, tuple)
     stack = sample.stack
     images = tf.cast(tf.round((stack[0] if has_more else stack) / scale), tf.uint8)
-    spec = sample.element_spec[0] if has_more else sample.element_spec
+    spec = element_spec[0] if has_more else element_spec
     levels_spec = tf.TensorSpec(spec.shape, tf.uint8)
-    levels = ((images, *stack[1:]), (levels_spec, *sample.element_spec[1:])) if has_more else (images, levels_spec)
+    levels = ((images, *stack[1:]), (levels_spec, *element_spec[1:])) if has_more else (images, levels_spec)
 
     def run(model: keras.Model, stack: Any, spec: Any) -> Any:
         steps = bench.steps_of(bench.parts.ready_ms if bench.parts is not None else bench.baseline_ms[-1])

@@ -1,0 +1,121 @@
+"""What the audit says of trainings of which it is known what is slow, and what its remedies then gain."""
+
+from __future__ import annotations
+
+import time
+
+import keras
+import numpy as np
+import pytest
+
+import keras_turbo
+from keras_turbo import FastDataset
+from tests.audit.cases import CLASSES, SlowCallback, compiled, examples, model, slow_input, step_ms
+
+pytestmark = pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning")
+
+
+def remedy_of(report, name):
+    return next(each for each in report.remedies if each.name == name)
+
+
+@pytest.mark.slow
+def test_a_sleep_in_the_input_is_input_bound_and_a_cache_gains_what_it_was_said_to():
+    # fit makes the next batch while a step runs: of 90 ms it waits for 60.
+    report = keras_turbo.audit(
+        model(30), slow_input(90), steps=4, budget_seconds=25, remedies=("cache", "workers", "multi-step")
+    )
+    assert report.verdict.kind == "input-bound"
+    assert report.verdict.share_percent == pytest.approx(67, abs=10)
+    timeline = report.parts.timeline()
+    assert sum(timeline.values()) == pytest.approx(report.parts.step_ms, rel=0.1)
+    assert report.parts.input_alone_ms == pytest.approx(90, rel=0.2)
+    cache = remedy_of(report, "cache")
+    assert cache.status == "gain"
+    trained = model(30)
+    applied = step_ms(trained, slow_input(90)) / step_ms(trained, slow_input(90).cache())
+    assert cache.times == pytest.approx(applied, rel=0.2)
+    # The lines to add are those of the measurement.
+    assert "cache()" in cache.code
+    # Steps in a graph gain nothing where input is what limits.
+    assert remedy_of(report, "multi-step").status != "gain"
+
+
+class SleepyDataset(keras.utils.PyDataset):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.x, self.y = examples(64)
+
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, index):
+        time.sleep(0.06)
+        return self.x[4 * index : 4 * index + 4], self.y[4 * index : 4 * index + 4]
+
+
+@pytest.mark.slow
+def test_workers_of_a_py_dataset_gain_what_they_were_said_to():
+    data = SleepyDataset()
+    report = keras_turbo.audit(model(20), data, steps=10, budget_seconds=20, remedies=("cache", "workers"))
+    assert report.verdict.kind == "input-bound"
+    workers = remedy_of(report, "workers")
+    assert workers.status == "gain"
+    assert "workers=4" in workers.code
+    assert data.workers == 1
+    trained = model(20)
+    applied = step_ms(trained, SleepyDataset()) / step_ms(trained, SleepyDataset(workers=4))
+    assert workers.times == pytest.approx(applied, rel=0.2)
+    assert remedy_of(report, "cache").status == "does not apply"
+
+
+@pytest.mark.slow
+def test_a_slow_callback_is_named():
+    callback = SlowCallback(20)
+    report = keras_turbo.audit(model(), slow_input(1), steps=6, callbacks=[callback], remedies=("callbacks",))
+    assert report.verdict.kind == "callback-bound"
+    assert "SlowCallback" in report.verdict.text
+    assert report.parts.callbacks_ms["SlowCallback"] == pytest.approx(20, rel=0.3)
+    without = remedy_of(report, "callbacks")
+    assert without.status == "gain"
+    assert without.before_ms - without.after_ms == pytest.approx(20, rel=0.3)
+    # It is as it was.
+    assert callback.calls == []
+    assert set(vars(callback)) == set(vars(SlowCallback(20)))
+
+
+@pytest.mark.slow
+def test_a_model_that_computes_is_promised_nothing():
+    data = FastDataset(*examples(200), batch_size=4, shuffle=True, seed=0)
+    report = keras_turbo.audit(model(40), data, steps=4, budget_seconds=15)
+    assert report.verdict.kind == "compute-bound"
+    assert report.gains == ()
+    assert "No remedy that was measured gained anything." in report.headline
+    assert remedy_of(report, "larger batch").status == "no gain"
+    assert "FastDataset" in remedy_of(report, "workers").reason
+
+
+@pytest.mark.slow
+def test_a_large_model_is_compute_bound_and_promised_only_what_was_measured():
+    layers = [keras.layers.Dense(2048, activation="relu") for _ in range(4)]
+    large = compiled(keras.Sequential([keras.Input([1024]), *layers, keras.layers.Dense(CLASSES)]))
+    random = np.random.default_rng(1)
+    x = random.normal(size=(2048, 1024)).astype("float32")
+    y = random.integers(0, CLASSES, len(x))
+    report = keras_turbo.audit(large, (x, y), batch_size=128, steps=3, budget_seconds=15)
+    assert report.verdict.kind == "compute-bound"
+    # Nothing that speeds input up can help.
+    assert remedy_of(report, "FastDataset").status in ("does not apply", "no gain")
+    for each in report.gains:
+        assert each.after_ms < each.before_ms
+        assert each.code
+
+
+@pytest.mark.slow
+def test_a_tiny_model_is_dispatch_bound_and_several_steps_at_once_gain():
+    tiny = model()
+    data = FastDataset(*examples(4000), batch_size=4, shuffle=True, seed=0)
+    report = keras_turbo.audit(tiny, data, remedies=("workers", "multi-step"))
+    assert report.verdict.kind == "dispatch-bound"
+    assert [each.name for each in report.gains] == ["multi-step"]
+    assert report.gains[0].times > 1.5
