@@ -64,7 +64,15 @@ REMEDIES: dict[str, Callable[[Bench], Remedy]] = {
 _ATTRIBUTES = ("history", "stop_training", "train_function", "test_function", "predict_function")
 
 
-def audit_fit(model: keras.Model, data: FitInput, callbacks: Any, *, steps: int, budget_seconds: float) -> AuditReport:
+def audit_fit(
+    model: keras.Model,
+    data: FitInput,
+    callbacks: Any,
+    *,
+    steps: int,
+    budget_seconds: float,
+    remedies: Sequence[str] = tuple(REMEDIES),
+) -> AuditReport:
     """Measures a `fit`; see `audit`.
 
     Args:

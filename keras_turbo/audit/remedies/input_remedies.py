@@ -37,10 +37,8 @@ def cache(bench: Bench) -> Remedy:
     kind = bench.data.kind
     if kind == "arrays":
         return does_not_apply(name, "arrays are in memory already")
-    if kind == "FastDataset" and bench.data.x.stored_in is not None:
-        return does_not_apply(
-            name, f"this FastDataset keeps its examples already (in {_where(bench.data.x.stored_in)})"
-        )
+    if kind == "FastDataset" and bench.data.x.is_ready:
+        return does_not_apply(name, "this FastDataset has all its examples ready")
     reason = why_no_need(bench)
     if reason is not None:
         return does_not_apply(name, reason)
