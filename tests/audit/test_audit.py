@@ -16,6 +16,7 @@ import keras_turbo.audit.report
 from keras_turbo import FastDataset, audit, debug_mode, tune
 from keras_turbo.audit.audit import audit as its_function
 from keras_turbo.audit.measuring import REMEDIES
+from keras_turbo.audit.remedies.uint8 import _scale_of
 from keras_turbo.execution.installation import setting_of
 from tests.audit.cases import CLASSES, FEATURES, SlowCallback, compiled, examples, model
 
@@ -49,7 +50,8 @@ def data_of(kind: str):
 
 def state_of(trained: keras.Model) -> list:
     variables = [*trained.variables, *trained.optimizer.variables, *trained.metrics_variables]
-    drawn = [random.random(), np.random.rand(), float(tf.random.uniform([])), *np.asarray(keras.random.uniform([2]))]
+    numbers = [random.random(), np.random.rand()]  # noqa: NPY002 (the global state is the legacy one)
+    drawn = [*numbers, float(tf.random.uniform([])), *np.asarray(keras.random.uniform([2]))]
     return [*(np.asarray(variable) for variable in variables), *drawn]
 
 
@@ -137,21 +139,22 @@ def test_what_saves_is_not_run(tmp_path):
     assert report.remedies == ()
 
 
-def test_images_that_come_as_floats_may_come_as_uint8():
+def test_which_images_uint8_can_hold():
+    levels = np.random.default_rng(0).integers(0, 256, [2, 8, 8, 3])
+    assert _scale_of((levels / 255).astype("float32")) == pytest.approx(1 / 255)
+    assert _scale_of(levels.astype("float32")) == 1.0
+    assert _scale_of((levels / 127.5 - 1).astype("float32")) is None
+    assert _scale_of((levels / 256).astype("float32")) is None
+
+
+def test_images_that_come_as_floats_are_tried_as_uint8():
     layers = [keras.Input([8, 8, 3]), keras.layers.Flatten(), keras.layers.Dense(CLASSES)]
-    levels = np.random.default_rng(0).integers(0, 256, [40, 8, 8, 3])
-    y = np.zeros(40, int)
-    for x, code in ((levels / 255, "Rescaling(1 / 255)"), (levels.astype("float32"), "ops.cast")):
-        data = (x.astype("float32"), y)
-        report = audit(compiled(keras.Sequential(layers)), data, steps=4, remedies=("uint8 input",), budget_seconds=3)
-        found = report.remedies[0]
-        assert found.status in ("gain", "no gain", "not measured")
-        assert code in found.code
-    standardized = ((levels / 127.5 - 1).astype("float32"), y)
-    report = audit(
-        compiled(keras.Sequential(layers)), standardized, steps=4, remedies=("uint8 input",), budget_seconds=3
-    )
-    assert "no multiples of 1/255" in report.remedies[0].reason
+    x = np.random.default_rng(0).integers(0, 256, [80, 8, 8, 3]) / 255
+    data = (x.astype("float32"), np.zeros(80, int))
+    report = audit(compiled(keras.Sequential(layers)), data, steps=4, remedies=("uint8 input",))
+    found = report.remedies[0]
+    assert found.status in ("gain", "no gain")
+    assert "Rescaling(1 / 255)" in found.code
 
 
 def eager():
