@@ -120,14 +120,22 @@ def test_a_generator_and_a_script_that_goes_on_all_the_same(tmp_path):
     assert "generator is one Python thread" in done.stdout
 
 
+EAGER = """
+    import keras
+
+    model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", run_eagerly=True)
+    model.fit([[0.0, 1.0]], [0.0])
+"""
+
+
 @pytest.mark.parametrize(
     ("source", "told"),
     [
         ("print('no training here')", "train.py ended without a call of model.fit()"),
         ("import sys\nsys.exit(3)", "train.py ended with exit code 3 without a call of model.fit()"),
         (
-            "import keras\nmodel = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])\n"
-            "model.compile('sgd', 'mse', run_eagerly=True)\nmodel.fit([[0.0, 1.0]], [0.0])",
+            EAGER,
             "runs eagerly",
         ),
     ],
