@@ -37,6 +37,7 @@ from keras_turbo.execution.programs import Steps
 from keras_turbo.execution.race import Race, short_reason
 from keras_turbo.execution.random_states import kept_random_states
 from keras_turbo.execution.sample import Sample
+from keras_turbo.execution.setting import ExecutionSetting
 from keras_turbo.execution.training_state import TrainingState
 from keras_turbo.progress import progress_bar
 
@@ -47,6 +48,8 @@ _LEAST_ROUNDS, _MOST_ROUNDS, _ROUNDS_SHARE = 3, 6, 0.15
 _ENTRY_SHARE = 0.25
 _RACE_SHARE = 0.1
 _STAGES_SHARE = 0.05
+# A way to run the steps that is so much slower is not tried for more of them.
+_HOPELESS = 1.5
 
 # In the order in which they are tried: what gains most, most often, is first.
 REMEDIES: dict[str, Callable[[Bench], Remedy]] = {
@@ -245,6 +248,14 @@ def _enter_candidates(bench: Bench, remedies: Sequence[str], start: float) -> No
         # What the steps take in a graph tells dispatch from computing, whatever callbacks need.
         every_batch=False,
     )
+    compiled = [setting for setting in settings if setting.jit_compile]
+    if any(setting.loop == "graph" for setting in compiled):
+        # Two steps are compiled first: XLA makes some models many times slower, and a program of a hundred of their
+        # steps would take a minute. (Of the loop's executions the first step compiles apart, so that one is too few.)
+        probe = bench.race.enter(ExecutionSetting("graph", 2, jit_compile=True))
+        bench.candidates.append(probe)
+        if probe.failed is not None or probe.step_ms > _HOPELESS * stock.step_ms:
+            settings = [setting for setting in settings if setting not in compiled]
     for setting in settings:
         if time.perf_counter() - start > _ENTRY_SHARE * bench.budget_seconds and len(bench.candidates) > 1:
             bench.left_out[setting.name] = (

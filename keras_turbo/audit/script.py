@@ -114,6 +114,8 @@ def audit_script(
     if as_json:
         output.write(json.dumps(report.to_dict(), indent=2) + "\n")
     else:
+        # A progress bar of the script's may stand there, without an end.
+        output.write("\n\n")
         report.print(output)
     if html is not None:
         try:

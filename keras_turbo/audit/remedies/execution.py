@@ -34,7 +34,7 @@ def xla(bench: Bench) -> Remedy:
         [
             each
             for each in bench.candidates[1:]
-            if each.setting.jit_compile and (each.setting.steps_per_execution == 1 or not every_batch)
+            if each.setting.jit_compile and (each.setting.loop == "graph" or not every_batch)
         ],
         "steps in one XLA program",
         code,
