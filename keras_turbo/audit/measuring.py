@@ -249,14 +249,16 @@ def _enter_candidates(bench: Bench, remedies: Sequence[str], start: float) -> No
         every_batch=False,
     )
     compiled = [setting for setting in settings if setting.jit_compile]
+    # What a graph loop compiles takes next to nothing, and tells dispatch from computing.
+    bench.candidates += [bench.race.enter(setting) for setting in settings if setting not in compiled]
     if any(setting.loop == "graph" for setting in compiled):
         # Two steps are compiled first: XLA makes some models many times slower, and a program of a hundred of their
         # steps would take a minute. (Of the loop's executions the first step compiles apart, so that one is too few.)
         probe = bench.race.enter(ExecutionSetting("graph", 2, jit_compile=True))
         bench.candidates.append(probe)
         if probe.failed is not None or probe.step_ms > _HOPELESS * stock.step_ms:
-            settings = [setting for setting in settings if setting not in compiled]
-    for setting in settings:
+            return
+    for setting in compiled:
         if time.perf_counter() - start > _ENTRY_SHARE * bench.budget_seconds and len(bench.candidates) > 1:
             bench.left_out[setting.name] = (
                 f"compiling took a quarter of the budget of {bench.budget_seconds:g} s; budget_seconds gives more"

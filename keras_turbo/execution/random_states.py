@@ -59,7 +59,9 @@ def kept_random_states() -> Iterator[Any]:
     finally:
         random.setstate(python_state)
         np.random.set_state(numpy_state)  # noqa: NPY002 (see above)
-        if context._seed != tensorflow_seed or getattr(context, "_rng", None) is not tensorflow_numbers:
+        numbers = getattr(context, "_rng", None)
+        is_other = context._seed != tensorflow_seed or numbers is not tensorflow_numbers
+        if is_other or (numbers is not None and numbers.getstate() != drawn):
             # Setting the seed also drops cached kernels, in which the operations' own states are.
             tf.random.set_seed(tensorflow_seed)
         if tensorflow_numbers is not None:
