@@ -38,9 +38,7 @@ class FitInput:
         self._counts_epochs = isinstance(x, FastDataset)
         self._epochs = x.epochs_begun if self._counts_epochs else None
         self._looked_at = x
-        if self.kind == "generator":
-            self.moves_on = "a generator is used up by being looked at"
-        elif self.kind == "tf.data.Dataset" or (self.kind == "FastDataset" and x.is_stream):
+        if self.kind == "tf.data.Dataset" or (self.kind == "FastDataset" and x.is_stream):
             self._looked_at = unread_copy(x) or x
             if self._looked_at is x:
                 self.moves_on = (

@@ -15,6 +15,11 @@ from tests.audit.cases import CLASSES, SlowCallback, compiled, examples, model, 
 pytestmark = pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning")
 
 
+def is_what_it_gains(remedy, applied):
+    """Whether the remedy gains what it was said to, within 20 %; a busy machine gets another chance."""
+    return any(remedy.times == pytest.approx(applied(), rel=0.2) for _ in range(3))
+
+
 def remedy_of(report, name):
     return next(each for each in report.remedies if each.name == name)
 
@@ -31,8 +36,7 @@ def test_a_sleep_in_the_input_is_input_bound_and_a_cache_gains_what_it_was_said_
     cache = remedy_of(report, "cache")
     assert cache.status == "gain"
     trained, slow = model(40), slow_input(120, batches=8)
-    applied = step_ms(trained, slow) / step_ms(trained, slow.cache())
-    assert cache.times == pytest.approx(applied, rel=0.2)
+    assert is_what_it_gains(cache, lambda: step_ms(trained, slow) / step_ms(trained, slow.cache()))
     # The lines to add are those of the measurement.
     assert "cache()" in cache.code
     # Steps in a graph gain nothing where input is what limits.
@@ -62,8 +66,9 @@ def test_workers_of_a_py_dataset_gain_what_they_were_said_to():
     assert "workers=4" in workers.code
     assert data.workers == 1
     trained = model(40)
-    applied = step_ms(trained, SleepyDataset()) / step_ms(trained, SleepyDataset(workers=4))
-    assert workers.times == pytest.approx(applied, rel=0.2)
+    assert is_what_it_gains(
+        workers, lambda: step_ms(trained, SleepyDataset()) / step_ms(trained, SleepyDataset(workers=4))
+    )
     assert remedy_of(report, "cache").status == "does not apply"
 
 
