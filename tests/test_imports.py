@@ -26,7 +26,7 @@ MAY_IMPORT = {
     # A head is swapped for a safe one; layers import nothing of ours.
     "precision": {"progress", "devices", "layers"},
     "callbacks": FOUNDATIONS,
-    "audit": CALLBACKS,
+    "audit": {"progress", *CALLBACKS},
     "": AUDIT,
     "demo": {"", "progress", *AUDIT},
     # Looks at the machine; what it says of keras_turbo's own parts are words.

@@ -384,6 +384,11 @@ class FastDataset(ResumableDataset):
         return self._pipeline.store.kind
 
     @property
+    def is_ready(self) -> bool:
+        """Whether no epoch will load an example any more: all are in memory or in the store."""
+        return self._pipeline is not None and self._pipeline.only_gathers()
+
+    @property
     def labels(self) -> Any:
         """The labels in the order in which examples are yielded, before `map_fn`; class numbers if there are classes.
 
@@ -413,11 +418,12 @@ class FastDataset(ResumableDataset):
             return []
         return [example for _, example in sorted(self._pipeline.failures.skipped.items())]
 
-    def report(self, seconds: float = 5.0) -> PipelineReport:
+    def report(self, seconds: float = 5.0, *, verbose: bool = True) -> PipelineReport:
         """Measures each stage by itself, and the whole, and prints a table.
 
         Args:
             seconds: about how long to measure, in all. Default 5.
+            verbose: whether the table is printed. Default True.
 
         Returns:
             The figures: examples a second of each stage, its share of the time, the slowest one and what to change.
@@ -429,5 +435,6 @@ class FastDataset(ResumableDataset):
         if self._pipeline is None or isinstance(self._source, TfDatasetSource):
             raise ValueError("report() measures arrays and files; the stages of a tf.data.Dataset can't be told apart.")
         report = measure_pipeline(self._pipeline, seconds)
-        report.print()
+        if verbose:
+            report.print()
         return report

@@ -65,6 +65,24 @@ def setting_of(model: keras.Model) -> ExecutionSetting:
     return ExecutionSetting() if installation is None else installation.setting
 
 
+@contextlib.contextmanager
+def without_setting(model: keras.Model) -> Iterator[ExecutionSetting]:
+    """Takes the setting out for a while, and puts it back with all that is traced and compiled for it.
+
+    Yields:
+        The setting that the model had, that of Keras where none was applied.
+    """
+    installation = model.__dict__.get(_ATTRIBUTE)
+    setting = setting_of(model)
+    remove_setting(model)
+    try:
+        yield setting
+    finally:
+        remove_setting(model)
+        if installation is not None:
+            installation.install()
+
+
 def why_not_settable(model: keras.Model) -> str | None:
     """Why only Keras' own loop can run this model; None if others can."""
     if not model.compiled:

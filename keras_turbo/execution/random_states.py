@@ -28,22 +28,47 @@ def seeded(seed: int) -> Iterator[None]:
     Raises:
         RuntimeError: If this version of Keras or TensorFlow keeps its random state elsewhere.
     """
+    with kept_random_states() as keras_state:
+        keras.utils.set_random_seed(seed)
+        # Keras 3.12 goes on with the generator that there is.
+        keras_state.set_global_attribute(_KERAS_GENERATOR, None)
+        yield
+
+
+@contextlib.contextmanager
+def kept_random_states() -> Iterator[Any]:
+    """Puts the global random states of Python, NumPy, TensorFlow and Keras back at its end.
+
+    What draws from them meanwhile draws as it would otherwise.
+
+    Yields:
+        Where Keras keeps its own.
+
+    Raises:
+        RuntimeError: If this version of Keras or TensorFlow keeps its random state elsewhere.
+    """
     python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002 (the legacy state is the global one)
     context, keras_state = _eager_context(), _keras_state()
     tensorflow_seed, tensorflow_numbers = context._seed, getattr(context, "_rng", None)
+    drawn = None if tensorflow_numbers is None else tensorflow_numbers.getstate()
     keras_values = {name: keras_state.get_global_attribute(name) for name in _KERAS_NAMES}
-    keras.utils.set_random_seed(seed)
-    # Keras 3.12 goes on with the generator that there is.
-    keras_state.set_global_attribute(_KERAS_GENERATOR, None)
+    generator = keras_values[_KERAS_GENERATOR]
+    generated = None if generator is None else generator.state.numpy()
     try:
-        yield
+        yield keras_state
     finally:
         random.setstate(python_state)
         np.random.set_state(numpy_state)  # noqa: NPY002 (see above)
-        # Setting the seed also drops cached kernels, in which the operations' own states are.
-        tf.random.set_seed(tensorflow_seed)
+        numbers = getattr(context, "_rng", None)
+        is_other = context._seed != tensorflow_seed or numbers is not tensorflow_numbers
+        if is_other or (numbers is not None and numbers.getstate() != drawn):
+            # Setting the seed also drops cached kernels, in which the operations' own states are.
+            tf.random.set_seed(tensorflow_seed)
         if tensorflow_numbers is not None:
+            tensorflow_numbers.setstate(drawn)
             context._rng = tensorflow_numbers
+        if generator is not None:
+            generator.state.assign(generated)
         for name, value in keras_values.items():
             keras_state.set_global_attribute(name, value)
 
@@ -65,7 +90,7 @@ def _eager_context() -> Any:
     if not hasattr(found, "_seed"):
         raise RuntimeError(
             f"TensorFlow {tf.__version__} does not keep its random seed where 2.17 to 2.21 do, so that it can't be put "
-            "back. Use `debug_mode(seed=None)` and `keras.utils.set_random_seed`."
+            "back. In debug_mode(), give seed=None and call `keras.utils.set_random_seed`."
         )
     return found
 
@@ -77,6 +102,6 @@ def _keras_state() -> Any:
     except ImportError as error:
         raise RuntimeError(
             f"Keras {keras.__version__} does not keep its random seed where 3.12 to 3.15 do, so that it can't be put "
-            "back. Use `debug_mode(seed=None)` and `keras.utils.set_random_seed`."
+            "back. In debug_mode(), give seed=None and call `keras.utils.set_random_seed`."
         ) from error
     return global_state

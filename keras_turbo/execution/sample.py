@@ -13,6 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_turbo.execution.pulling import batch_puller
 from keras_turbo.execution.stacks import why_not_stackable
 from keras_turbo.execution.unread_copy import unread_copy
 
@@ -91,28 +92,14 @@ class Sample:
 
         None for a single batch.
         """
-
-        # In a graph, since a batch handed to Python costs as much as many a pipeline.
-        def pull(iterator: tf.data.Iterator, most: tf.Tensor) -> tf.Tensor:
-            def body(count: tf.Tensor, batch: Any) -> tuple[tf.Tensor, Any]:
-                with tf.control_dependencies(tf.nest.flatten(batch.get_value(), expand_composites=True)):
-                    count += 1
-                return count, tf.cond(count < most, iterator.get_next_as_optional, lambda: batch)
-
-            return tf.while_loop(
-                lambda count, batch: tf.logical_and(count < most, batch.has_value()),
-                body,
-                (tf.constant(0), iterator.get_next_as_optional()),
-            )[0]
-
         try:
             iterator = iter(self._dataset)
-            pulled_by = tf.function(pull, autograph=False).get_concrete_function(iterator, tf.TensorSpec([], tf.int32))
+            pull = batch_puller(iterator)
             # Buffers fill before the first.
-            pulled_by(iterator, tf.constant(1))
+            pull(iterator, 1)
             start, count = time.perf_counter(), 0
             while time.perf_counter() - start < seconds:
-                pulled = int(pulled_by(iterator, tf.constant(_LOOP_STEPS)))
+                pulled = pull(iterator, _LOOP_STEPS)
                 count += pulled
                 if pulled < _LOOP_STEPS:
                     break

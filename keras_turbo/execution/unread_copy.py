@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from keras_turbo.execution.dataset_graph import GRAPH_ERRORS, dataset_of, graph_of
+
 
 def unread_copy(dataset: tf.data.Dataset) -> tf.data.Dataset | None:
     """The same pipeline once more, whose shuffles draw from seeds of their own.
@@ -20,28 +22,15 @@ def unread_copy(dataset: tf.data.Dataset) -> tf.data.Dataset | None:
     Returns:
         The copy, whose first epoch is that of the dataset; None where a dataset can't be serialized.
     """
-    ignore_state = 1  # of tables and variables, which the copy refers to as well
     try:
-        serialized = tf.raw_ops.DatasetToGraphV2(
-            input_dataset=tf.data.experimental.to_variant(dataset),
-            external_state_policy=ignore_state,
-            strip_device_assignment=True,
-        )
-        graph = tf.compat.v1.GraphDef.FromString(serialized.numpy())
+        graph = graph_of(dataset)
         nodes = {node.name: node for node in graph.node}
         for node in graph.node:
             if node.op.startswith("Shuffle"):
                 for name in node.input:
                     _make_seed_generator_anew(nodes[name.split(":")[0]])
-        (result,) = (node.input[0] for node in graph.node if node.op == "_Retval")
-
-        def imported() -> tf.Tensor:
-            name = result if ":" in result else f"{result}:0"
-            return tf.graph_util.import_graph_def(graph, return_elements=[name], name="")[0]
-
-        variant = tf.compat.v1.wrap_function(imported, [])()
-        return tf.data.experimental.from_variant(variant, dataset.element_spec)
-    except (tf.errors.OpError, ValueError, KeyError, TypeError):
+        return dataset_of(graph, dataset.element_spec)
+    except GRAPH_ERRORS:
         return None
 
 

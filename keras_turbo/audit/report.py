@@ -1,0 +1,168 @@
+"""What `audit()` found, as a table, as plain values and as a page."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import os
+from typing import IO, Any
+
+from keras_turbo.audit.parts import StepParts
+from keras_turbo.audit.remedies.remedy import Remedy
+from keras_turbo.audit.utilization import Utilization
+from keras_turbo.callbacks.verdict import Verdict
+from keras_turbo.data.report import PipelineReport
+
+_BAR_WIDTH = 60
+
+
+@dataclasses.dataclass(frozen=True)
+class AuditReport:
+    """What `audit()` returns.
+
+    Attributes:
+        verdict: what holds the training up most.
+        parts: where the time of a step goes.
+        remedies: what was tried, what gains most first, then what gained nothing or does not apply.
+        utilization: of GPUs and CPU while the audit measured.
+        pipeline: names of the stages of a tf.data pipeline; empty where they can't be seen.
+        stages: how fast each stage of a `FastDataset` is; None for other data.
+        facts: the model, the data and the machine, as names and values.
+        notes: what else is to be known.
+        seconds: what the audit took.
+    """
+
+    verdict: Verdict
+    parts: StepParts
+    remedies: tuple[Remedy, ...]
+    utilization: Utilization
+    pipeline: tuple[str, ...]
+    stages: PipelineReport | None
+    facts: dict[str, str]
+    notes: tuple[str, ...]
+    seconds: float
+
+    @property
+    def gains(self) -> tuple[Remedy, ...]:
+        """The remedies that were measured to gain."""
+        return tuple(each for each in self.remedies if each.status == "gain")
+
+    @property
+    def headline(self) -> str:
+        """The verdict and the best remedy, in a sentence or two."""
+        verdict = f"{self.verdict.kind}: {self.verdict.text}"
+        if not self.gains:
+            return f"{verdict} No remedy that was measured gained anything."
+        best = self.gains[0]
+        return f"{verdict} {best.name} made it {best.times:.1f} times as fast."
+
+    def to_dict(self) -> dict[str, Any]:
+        """All figures, made of JSON's types."""
+        return {
+            "headline": self.headline,
+            "verdict": dataclasses.asdict(self.verdict),
+            "step": {
+                "step_ms": self.parts.step_ms,
+                "timeline_ms": self.parts.timeline(),
+                "input_alone_ms": self.parts.input_alone_ms,
+                "ready_ms": self.parts.ready_ms,
+                "graph_ms": self.parts.graph_ms,
+                "callbacks_ms": dict(self.parts.callbacks_ms),
+            },
+            "remedies": [each.to_dict() for each in self.remedies],
+            "utilization": dataclasses.asdict(self.utilization),
+            "pipeline": list(self.pipeline),
+            "stages": None if self.stages is None else self.stages.to_dict(),
+            "facts": dict(self.facts),
+            "notes": list(self.notes),
+            "seconds": self.seconds,
+        }
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Writes one HTML page that needs nothing else: no network, no other file.
+
+        Args:
+            path: of the file, which is replaced whole or not at all.
+
+        Raises:
+            FileNotFoundError: its folder does not exist.
+            IsADirectoryError: it is a folder.
+        """
+        from keras_turbo.audit.page import save_page
+
+        save_page(self, path)
+
+    def print(self, file: IO[str] | None = None) -> None:
+        """Prints the tables, to standard output by default."""
+        import rich.box
+        import rich.console
+        import rich.table
+        import rich.text
+
+        console = rich.console.Console(file=file)
+        console.print(rich.text.Text(self.headline, style="bold"), soft_wrap=True)
+        console.print()
+        step = rich.table.Table(title=f"a step of fit: {self.parts.step_ms:.3g} ms", box=rich.box.SIMPLE)
+        step.add_column("part")
+        for heading in ("ms", "share"):
+            step.add_column(heading, justify="right")
+        step.add_column("")
+        for part, ms in self.parts.timeline().items():
+            share = ms / self.parts.step_ms
+            step.add_row(part, f"{ms:.3g}", f"{share:.0%}", "█" * round(_BAR_WIDTH * share / 2))
+        console.print(step)
+        if any(each.after_ms is not None for each in self.remedies):
+            console.print(self._remedy_table())
+        for each in self.gains:
+            console.print(rich.text.Text(f"{each.name}:", style="bold"))
+            for line in each.code.splitlines():
+                console.print(f"    {line}", soft_wrap=True, markup=False, highlight=False)
+            console.print(f"  It changes: {each.changes or 'nothing'}.", soft_wrap=True, markup=False, highlight=False)
+        console.print()
+        for line in self.lines():
+            console.print(line, soft_wrap=True, markup=False, highlight=False)
+
+    def _remedy_table(self) -> Any:
+        import rich.box
+        import rich.table
+        import rich.text
+
+        table = rich.table.Table(title="remedies, each measured in fit", box=rich.box.SIMPLE)
+        table.add_column("remedy")
+        for heading in ("before, ms", "after, ms", "times as fast"):
+            table.add_column(heading, justify="right")
+        table.add_column("")
+        for each in self.remedies:
+            if each.after_ms is not None and each.times is not None:
+                table.add_row(
+                    rich.text.Text(each.name),
+                    f"{each.before_ms:.3g}",
+                    f"{each.after_ms:.3g}",
+                    f"{each.times:.2f}",
+                    "gains" if each.status == "gain" else "no gain",
+                )
+        return table
+
+    def lines(self) -> list[str]:
+        """What was not measured and why, and the notes."""
+        lines = [
+            f"{'Does not apply' if each.status == 'does not apply' else 'Not measured'}: {each.name}: {each.reason}."
+            for each in self.remedies
+            if each.after_ms is None
+        ]
+        alone = self.parts.input_alone_ms
+        if alone is not None:
+            lines.append(
+                f"The input alone takes {alone:.3g} ms for a batch; the step on batches that are ready "
+                f"{self.parts.ready_ms:.3g} ms."
+            )
+        callbacks = sorted(self.parts.callbacks_ms.items(), key=lambda item: -item[1])
+        lines += [f"Callback {name}: {ms:.3g} ms a step." for name, ms in callbacks]
+        if self.stages is not None:
+            lines.append(f"The slowest stage of the FastDataset is {self.stages.slowest!r}. {self.stages.advice}")
+        return [*lines, *self.notes, f"The audit took {self.seconds:.0f} s. Everything is as it was before."]
+
+    def __str__(self) -> str:
+        text = io.StringIO()
+        self.print(text)
+        return text.getvalue()

@@ -1,0 +1,201 @@
+"""The page, in a real browser."""
+
+from __future__ import annotations
+
+import dataclasses
+import html.parser
+import json
+import os
+import re
+import stat
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from keras_turbo.audit.page import page_of
+from keras_turbo.audit.parts import StepParts
+from keras_turbo.audit.remedies.remedy import Remedy, does_not_apply
+from keras_turbo.audit.report import AuditReport
+from keras_turbo.audit.utilization import BASELINE, Phase, Utilization
+from keras_turbo.callbacks.verdict import judge
+from keras_turbo.data.report import PipelineReport, StageFigures
+from tests.audit.browser import run_browser
+
+HOSTILE = "<script>document.title='taken'</script>"
+
+
+def report_of(**changes) -> AuditReport:
+    parts = StepParts(12.0, 11.0, 2.0, 0.5, {"SlowCallback": 1.0})
+    use = Utilization(
+        seconds=tuple(0.1 * i for i in range(40)),
+        cpu_percent=tuple(float(50 + 40 * np.sin(i / 5)) for i in range(40)),
+        gpu_names=(),
+        gpu_percent=(),
+        phases=(Phase(BASELINE, 0.5, 1.5), Phase("cache", 1.5, 3.0)),
+        problem="No NVIDIA driver on this machine.",
+        baseline_cpu_percent=40.0,
+        baseline_gpu_percent=(),
+        throttled_percent=None,
+        throttle_reasons=(),
+    )
+    stages = (StageFigures("read", 1000.0, 1000.0, 0.4), StageFigures("decode", 700.0, 1500.0, 0.6))
+    report = AuditReport(
+        verdict=judge(parts.figures(steps_per_execution=1, reads_fast_dataset=False)),
+        parts=parts,
+        remedies=(
+            Remedy("cache", "gain", 12.0, 3.0, "fit on cached batches", "", "train = train.cache()  # 1 < 2"),
+            Remedy("XLA", "no gain", 12.0, 11.9, "fit with XLA", "sums in another order", "tune(model, train)"),
+            does_not_apply("workers", "a FastDataset has them"),
+        ),
+        utilization=use,
+        pipeline=(),
+        stages=PipelineReport(stages, 400.0, 500.0, 9000.0, "decode", "Keep decoded examples."),
+        facts={"model": "classifier (Sequential), 195 parameters", "data": "FastDataset, 32 examples a batch"},
+        notes=("Not run: ModelCheckpoint.",),
+        seconds=42.0,
+    )
+    return dataclasses.replace(report, **changes)
+
+
+def text_of(markup: str) -> str:
+    class Texts(html.parser.HTMLParser):
+        found: tuple = ()
+
+        def handle_data(self, data):
+            self.found += (data,)
+
+    texts = Texts()
+    texts.feed(re.sub(r"<(style|script)\b.*?</\1>", "", markup, flags=re.DOTALL))
+    return " ".join(" ".join(texts.found).split())
+
+
+def console_of(done) -> list[str]:
+    return [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [1200, 400])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_is_rendered_whole(tmp_path, width, scheme):
+    report_of().save(tmp_path / "audit.html")
+    shot = tmp_path / "shot.png"
+    colours = "1" if scheme == "light" else "0"
+    done = run_browser(
+        tmp_path / "audit.html",
+        f"--blink-settings=preferredColorScheme={colours}",
+        f"--window-size={width},1600",
+        f"--screenshot={shot}",
+        folder=tmp_path,
+    )
+    assert console_of(done) == []
+    with Image.open(shot) as image:
+        pixels = np.asarray(image.convert("RGB"))
+    # Width is what was asked for, or the least that the browser has.
+    assert pixels.shape[1] >= width
+    assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 50
+    background = pixels[5, 5].mean()
+    assert background > 200 if scheme == "light" else background < 60
+    # The bar of a step shows its parts: the colour of the input's wait is there, in much of a row.
+    wait = np.array([0xD9, 0x73, 0x0D] if scheme == "light" else [0xF0, 0x96, 0x4A])
+    alike = np.abs(pixels.astype(int) - wait).sum(axis=-1) < 12
+    assert alike.sum(axis=1).max() > 0.4 * width
+
+
+@pytest.mark.slow
+def test_the_browser_finds_verdict_and_remedies(tmp_path):
+    report_of().save(tmp_path / "audit.html")
+    done = run_browser(tmp_path / "audit.html", "--dump-dom", folder=tmp_path)
+    assert console_of(done) == []
+    text = text_of(done.stdout)
+    assert "Fit waits 9 of a step's 12 ms for its next batch (75 %)." in text
+    assert "With cache it runs 4.0 times as fast" in text
+    assert "train = train.cache() # 1 < 2" in text
+    for shown in ("input wait 9 ms", "dispatch 1.5 ms", "compute 0.5 ms", "callbacks 1 ms", "decode (slowest)", "XLA"):
+        assert shown in text
+    assert "does not apply: a FastDataset has them" in text
+    assert "ModelCheckpoint" in text
+    assert done.stdout.count("<path") == 1
+
+
+@pytest.mark.slow
+def test_hostile_names_stay_text(tmp_path):
+    plain = report_of()
+    gain = dataclasses.replace(plain.remedies[0], name=HOSTILE, measured=HOSTILE, code=HOSTILE, changes=HOSTILE)
+    report = report_of(
+        verdict=dataclasses.replace(plain.verdict, text=HOSTILE),
+        parts=dataclasses.replace(plain.parts, callbacks_ms={HOSTILE: 1.0}),
+        remedies=(gain, dataclasses.replace(gain, status="no gain"), does_not_apply(HOSTILE, HOSTILE)),
+        utilization=dataclasses.replace(
+            plain.utilization,
+            problem=HOSTILE,
+            gpu_names=(HOSTILE,),
+            gpu_percent=(plain.utilization.cpu_percent,),
+            phases=(Phase(f'"{HOSTILE}', 0.0, 3.0),),
+        ),
+        pipeline=(HOSTILE,),
+        stages=None,
+        facts={HOSTILE: HOSTILE, "model": HOSTILE, "data": HOSTILE},
+        notes=(HOSTILE,),
+    )
+    assert "<script>document" not in page_of(report)
+    report.save(tmp_path / "audit.html")
+    done = run_browser(tmp_path / "audit.html", "--dump-dom", folder=tmp_path)
+    assert console_of(done) == []
+    assert re.search(r"<title>(.*?)</title>", done.stdout)[1] == "input-bound: keras_turbo audit"
+    assert done.stdout.count("<script") == 1
+    assert text_of(done.stdout).count(HOSTILE) >= 14
+
+
+def test_it_needs_nothing_else():
+    page = page_of(report_of())
+    assert not re.search(r"(src|href)\s*=|@import|url\(|https?:", page)
+    assert "default-src 'none'" in page.replace("&#x27;", "'")
+
+
+def test_it_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    target = tmp_path / "audit.html"
+    target.write_text("before")
+    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError("full")))
+    with pytest.raises(OSError, match="full"):
+        report_of().save(target)
+    monkeypatch.undo()
+    assert target.read_text() == "before"
+    assert [each.name for each in tmp_path.iterdir()] == ["audit.html"]
+    report_of().save(os.fspath(target))
+    assert target.read_text(encoding="utf-8").startswith("<!doctype html>")
+    # Others may read it, as any file that is written.
+    mask = os.umask(0)
+    os.umask(mask)
+    assert stat.S_IMODE(target.stat().st_mode) == 0o666 & ~mask
+
+
+def test_where_it_can_not_be_written(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"nowhere does not exist.*Make it first"):
+        report_of().save(tmp_path / "nowhere" / "audit.html")
+    with pytest.raises(IsADirectoryError, match="is a folder"):
+        report_of().save(tmp_path)
+
+
+def test_it_is_made_of_json_s_types():
+    values = report_of().to_dict()
+    assert json.loads(json.dumps(values))["remedies"][0]["times"] == 4.0
+    assert sum(values["step"]["timeline_ms"].values()) == pytest.approx(12.0)
+    assert values["verdict"]["kind"] == "input-bound"
+
+
+def test_the_terminal_shows_the_same():
+    text = str(report_of())
+    assert (
+        "input-bound: fit waits 9 of a step's 12 ms for its next batch (75 %). cache made it 4.0 times as fast." in text
+    )
+    assert "    train = train.cache()  # 1 < 2" in text
+    assert "Does not apply: workers: a FastDataset has them." in text
+    # Names are no markup.
+    hostile = report_of(remedies=(dataclasses.replace(report_of().remedies[0], name="[red]x[/red]"),))
+    assert "[red]x[/red]" in str(hostile)
+
+
+def test_nothing_gained():
+    text = text_of(page_of(report_of(remedies=(does_not_apply("cache", "no"),))))
+    assert "None of the remedies that were measured gained anything" in text
