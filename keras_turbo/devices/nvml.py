@@ -102,16 +102,21 @@ class NvmlSession:
     def _find_gpus(self, environ: Mapping[str, str]) -> None:
         nvml: Any = self._nvml
         handles = self._handles
-        machine, unread = [], []
+        machine, unread, lost = [], [], []
         for index in range(nvml.nvmlDeviceGetCount()):
             try:
                 machine.append(_whole_gpu(nvml, index, handles))
             except nvml.NVMLError as error:
                 # A GPU that has fallen off the bus, or one that a container may not open; CUDA does not list it either.
                 unread.append(f"GPU {index}: {error}")
+                # That a job may not open the GPUs of others is as it should be.
+                if error.value != nvml.NVML_ERROR_NO_PERMISSION:
+                    lost.append(unread[-1])
         self.gpus = tuple(visible(machine, environ))
         self._readers = [GpuReader(nvml, gpu, *handles[gpu.uuid]) for gpu in self.gpus]
         if self.gpus:
+            if lost:
+                self._problem = f"NVML can't open every GPU: {'; '.join(lost)}."
             return
         value = environ.get("CUDA_VISIBLE_DEVICES")
         if unread:
