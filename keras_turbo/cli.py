@@ -138,15 +138,19 @@ def _run_doctor(parser: argparse.ArgumentParser, options: argparse.Namespace) ->
     except ValueError as error:
         parser.exit(2, f"{parser.prog}: error: {error}\n")
     report = examine(__version__, folder)
+    output = sys.stdout
+    if output is None:  # started without one
+        return report.exit_code
     try:
-        if not options.json:
-            report.print()
-        elif sys.stdout is not None:  # None: started without an output
-            sys.stdout.write(report.to_json() + "\n")
-            sys.stdout.flush()
+        if options.json:
+            output.write(report.to_json() + "\n")
+            output.flush()
+        else:
+            report.print(output)
     except OSError as error:
         # The interpreter would try once more at its end, and complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), output.fileno())
         if isinstance(error, BrokenPipeError):  # who read it, such as head, has seen enough
             return _NOT_READ
         parser.exit(2, f"{parser.prog}: error: The report can't be written: {error}\n")

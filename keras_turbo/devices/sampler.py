@@ -8,7 +8,6 @@ import math
 import numbers
 import os
 import queue
-import sys
 import threading
 import time
 import weakref
@@ -345,14 +344,14 @@ def subscribe(interval_seconds: float = 0.5) -> Subscription:
     Raises:
         ValueError: `interval_seconds` is no number of at least 0.01.
     """
-    # Numbers of NumPy are of these types, too. An int may be too large for a float.
-    if (
-        isinstance(interval_seconds, bool)
-        or not isinstance(interval_seconds, numbers.Real)
-        or not _SHORTEST_INTERVAL_SECONDS <= interval_seconds <= sys.float_info.max
-    ):
+    seconds = math.nan
+    # Numbers of NumPy are of this type, too.
+    if isinstance(interval_seconds, numbers.Real) and not isinstance(interval_seconds, bool):
+        with contextlib.suppress(OverflowError):  # an int of 400 digits
+            seconds = float(interval_seconds)
+    if not _SHORTEST_INTERVAL_SECONDS <= seconds < math.inf:
         raise ValueError(
             f"`interval_seconds` must be a number of at least {_SHORTEST_INTERVAL_SECONDS}. Received: "
             f"{interval_seconds!r}."
         )
-    return _SAMPLER.subscribe(float(interval_seconds))
+    return _SAMPLER.subscribe(seconds)

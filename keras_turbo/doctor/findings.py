@@ -81,7 +81,7 @@ class Report:
         import rich.text
 
         file = sys.stdout if file is None else file
-        if file is None:  # started without an output
+        if file is None:  # a program that was started without an output
             return
         console = rich.console.Console(file=file)
         is_narrow = console.width < _TABLE_COLUMNS

@@ -56,7 +56,12 @@ def _no_gpu(driver: Driver, gpus_of_tensorflow: int, root: Path) -> Finding:
             remedy or "Training is not touched by it.",
         )
     if "hides every GPU" in reason:
-        return Finding(TOPIC, "could be better", f"No GPU: {reason}", "Unset it, unless you mean it.")
+        return Finding(
+            TOPIC,
+            "could be better",
+            f"No GPU: {reason}",
+            "Unset it, unless you mean it. nvidia-smi -L lists the numbers and UUIDs that it takes, each once.",
+        )
     if any((root / "dev").glob("nvidia[0-9]*")):
         return Finding(
             TOPIC, "wrong", f"An NVIDIA GPU is there and can't be used. {reason}", remedy or "See nvidia-smi."

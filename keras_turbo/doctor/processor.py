@@ -161,6 +161,17 @@ def _cores(have: Cores, gpu_number: int) -> list[Finding]:
                 figures,
             )
         ]
+    elif have.affinity == 1 < have.machine:
+        found = [
+            Finding(
+                TOPIC,
+                "could be better",
+                f"1 core of the machine's {have.machine}: reading, decoding and training take turns on it.",
+                "Ask for more: sbatch --cpus-per-task, docker --cpuset-cpus, taskset. An OpenMP setting such as "
+                "KMP_AFFINITY may also have bound it.",
+                figures,
+            )
+        ]
     elif have.affinity < have.machine:
         found = [
             Finding(
