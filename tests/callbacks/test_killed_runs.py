@@ -105,21 +105,12 @@ def test_a_signal_ends_a_process_with_the_documented_code(tmp_path, name):
 
 
 def test_two_workers_write_one_checkpoint(tmp_path):
-    context = forkserver()
-    processes = [
-        context.Process(
-            target=train,
-            args=(
-                "repeated",
-                tmp_path / "c",
-                tmp_path / f"{i}.npz",
-                {"save_freq": 8, "num_shards": 2, "index": i},
-                None,
-                0,
-            ),
-        )
-        for i in range(2)
-    ]
+    def worker(index: int) -> Any:
+        options = {"save_freq": 8, "num_shards": 2, "index": index}
+        arguments = ("repeated", tmp_path / "c", tmp_path / f"{index}.npz", options, None, 0)
+        return forkserver().Process(target=train, args=arguments)
+
+    processes = [worker(0), worker(1)]
     for process in processes:
         process.start()
     for process in processes:
