@@ -170,7 +170,7 @@ class Resumption:
 
     def _warn_of_other_steps(self, steps: int | None) -> None:
         before = self.state.callbacks.get(OWN_STATE, {}).get("steps_in_epoch")
-        if self.is_in_epoch and None not in (steps, before) and steps != before:
+        if self.is_in_epoch and steps is not None and before is not None and steps != before:
             warnings.warn(
                 f"An epoch has {steps} batches here, and had {before} in the run that is resumed, after batch "
                 f"{self.state.batch} of one: {max(0, steps - self.state.batch)} are trained of it.",
