@@ -684,13 +684,14 @@ class TestPreemption:
         called = []
         before = signal.signal(signal.SIGTERM, lambda number, frame: called.append(number))
         try:
-            with pytest.raises(BrokenOffError):
+            with pytest.raises(BrokenOffError) as kept:
                 fit(small_model(), AsyncCheckpoint(tmp_path), Raising(execution=2))
             assert not called
             signal.raise_signal(signal.SIGTERM)
         finally:
             signal.signal(signal.SIGTERM, before)
         assert called == [signal.SIGTERM]
+        assert kept.value is not None
 
     def test_no_handlers_without_it_or_in_another_thread(self, tmp_path):
         handlers = []
