@@ -36,7 +36,7 @@ class AsyncCheckpoint(keras.callbacks.Callback):
 
     Every `fit` with `restore=True` begins with the newest good checkpoint in the directory, a second `fit` on the same
     object as well: after `fit(epochs=2)`, `fit(epochs=4)` trains two more. Damaged checkpoints are passed over, with a
-    warning.
+    warning. A training that a callback has stopped stays so until more epochs are asked for.
 
     An epoch that is resumed in its middle is begun as any other; its first steps go by untrained, with the logs of the
     last one that was trained, and other callbacks see them go by. With a `FastDataset` the next batch is at once the
@@ -70,7 +70,8 @@ class AsyncCheckpoint(keras.callbacks.Callback):
         on_error: what to do when a checkpoint can't be written: "raise" (default) ends `fit` at its next step; "warn"
             goes on. Earlier checkpoints are intact.
         name_template: names of checkpoints, with `{step}` (optimizer steps), `{batches}`, `{epoch}` (from 1) and
-            metrics. Default "step-{step:08d}".
+            metrics. Default "step-{step:08d}", which is also the name of a save that has no value for one of them: at
+            preemption, or after an epoch without validation.
         when_busy: what a save does while two are pending, on a disk that is slower than `save_freq`: "wait" (default)
             or "skip".
         max_write_mb_per_second: how fast to write at most, so that a shared disk is not taken from others. Default: no
@@ -83,7 +84,7 @@ class AsyncCheckpoint(keras.callbacks.Callback):
 
     Raises:
         TypeError, ValueError: an argument that can't be; and in `fit`, before its first batch: a metric that there
-            won't be, a model that differs from the checkpoint's.
+            won't be, a model that differs from the checkpoint's, another callback that resumes as well.
         DirectoryInUseError, OSError: in `fit`, before its first batch: a directory that another run uses, or that
             can't be written.
         CheckpointSaveError: in `fit`: a checkpoint could not be written; with its path, step and the reason.
@@ -136,7 +137,7 @@ class AsyncCheckpoint(keras.callbacks.Callback):
             RuntimeError: no `fit` is running with this callback.
         """
         run = self._run
-        if run is None or run.has_ended:
+        if run is None or run.has_ended or run.is_left_behind:
             raise RuntimeError("preempt() ends a fit, and none is running with this callback.")
         run.ask_for_preemption()
 
@@ -147,6 +148,7 @@ class AsyncCheckpoint(keras.callbacks.Callback):
         model: Any = self.model
         self._forget_run()
         callback_list = callback_list_of(self)
+        _refuse_rivals(self, self._options.restore, callback_list)
         steps = (self.params or {}).get("steps")
         run = FitRun(self._options, self._metric, model, fit_call_of(model), steps)
         self._run = run
@@ -191,3 +193,24 @@ class AsyncCheckpoint(keras.callbacks.Callback):
     def __getstate__(self) -> dict[str, Any]:
         # Settings and what was learned. A running fit, its threads and its model are of this process.
         return {**vars(self), "_run": None, "_model": None, "_last_path": self.last_checkpoint}
+
+
+def _refuse_rivals(
+    callback: AsyncCheckpoint, restore: bool, callback_list: keras.callbacks.CallbackList | None
+) -> None:
+    """Refuses others that bring the same `fit` to where an earlier run was, and maybe to another place.
+
+    Raises:
+        ValueError: with what to do instead.
+    """
+    others = [] if callback_list is None else [one for one in callback_list.callbacks if one is not callback]
+    if any(isinstance(one, AsyncCheckpoint) for one in others):
+        raise ValueError(
+            "This fit has several AsyncCheckpoints, and only one can resume it. One is enough: with `monitor` it keeps "
+            "the best (`keep_best`) beside the newest (`max_to_keep`)."
+        )
+    if restore and any(isinstance(one, keras.callbacks.BackupAndRestore) for one in others):
+        raise ValueError(
+            "This fit has BackupAndRestore and AsyncCheckpoint, which may resume it at different epochs. Leave "
+            "BackupAndRestore out: AsyncCheckpoint does what it does."
+        )

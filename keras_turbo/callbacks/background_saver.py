@@ -11,7 +11,7 @@ from typing import Literal
 import keras
 import numpy as np
 
-from keras_turbo.checkpoint.commit import write_checkpoint
+from keras_turbo.checkpoint.commit import foreign_names, write_checkpoint
 from keras_turbo.checkpoint.directory import claim, delete_checkpoint
 from keras_turbo.checkpoint.keras_layout import walk_owners
 from keras_turbo.checkpoint.location import Directory, locate
@@ -201,11 +201,13 @@ class BackgroundSaver:
             ) from error
 
     def _free_name(self, name: str) -> str:
-        """The name, or the next one like it where a good checkpoint has it; a damaged one makes room."""
+        """The name, or the next one like it where something has it; only a damaged checkpoint makes room."""
         location = locate(self._directory)
         free, number = name, 1
         while location.files.exists(location.child(free)):
-            if not examine(location, location.child(free)).ok:
+            folder = location.child(free)
+            is_ours = location.files.is_folder(folder) and not foreign_names(location, free)
+            if is_ours and not examine(location, folder).ok:
                 # It was passed over when this run was resumed, and its steps are done anew.
                 delete_checkpoint(self._directory, free)
                 break

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import keras
 
@@ -23,3 +24,18 @@ def callback_list_of(callback: keras.callbacks.Callback) -> keras.callbacks.Call
             return caller
         frame = frame.f_back
     return None
+
+
+def is_in_use(callback_list: keras.callbacks.CallbackList) -> bool:
+    """Whether a `fit` that runs now, on any thread, calls this list.
+
+    When an error has ended `fit`, whoever keeps its traceback (a notebook does) keeps its list of callbacks alive.
+    """
+    frames: list[Any] = list(sys._current_frames().values())
+    while frames:
+        frame = frames.pop()
+        if frame.f_code.co_name == "fit" and frame.f_locals.get("callbacks") is callback_list:
+            return True
+        if frame.f_back is not None:
+            frames.append(frame.f_back)
+    return False

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from keras_turbo.callbacks.monitored_metric import MODES
 from keras_turbo.callbacks.save_schedule import SaveSchedule
-from keras_turbo.checkpoint.commit import checked_shard
+from keras_turbo.checkpoint.commit import checked_shard, checked_size
 from keras_turbo.checkpoint.location import Directory, locate
 from keras_turbo.checkpoint.names import NameTemplate
 from keras_turbo.checkpoint.retention import check_retention
@@ -41,14 +41,14 @@ class CheckpointOptions:
     index: int
 
     def __post_init__(self) -> None:
-        locate(self.directory)
+        # Where it is now: a script may go to another working directory later. That of a frozen dataclass is set so.
+        object.__setattr__(self, "directory", locate(self.directory).path)
         schedule = SaveSchedule(self.save_freq)
         template = NameTemplate(self.name_template)
         check_retention(self.max_to_keep, self.keep_best, self.keep_every_hours)
         checked_shard((self.num_shards, self.index))
         RateLimit(self.max_write_mb_per_second)
-        if self.max_shard_mb is not None:
-            RateLimit(self.max_shard_mb)
+        checked_size(self.max_shard_mb)
         for name in ("save_best_only", "restore", "save_on_preemption"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"`{name}` must be True or False. Received: {name}={getattr(self, name)!r}.")

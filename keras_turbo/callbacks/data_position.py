@@ -33,6 +33,7 @@ class DataPosition:
         self._iterator: Any = None
         self._begun = self._epochs()
         self._batches = 0
+        self._resumed: tuple[list[int], int] = ([], 0)
         self._batches_to_skip = 0
         self._steps = steps
         self._number = self._cardinality()
@@ -86,19 +87,28 @@ class DataPosition:
         Args:
             state: what `state()` gave in the run that is resumed.
         """
-        batches = state["batches"]
+        batches, begun = state["batches"], state["epochs"]
         self._warn_of_other_data(state["order"])
-        for datasets, epochs in ((self._datasets, state["epochs"]), (self._validation, state["validation_epochs"])):
+        if self._number is not None and batches >= self._number > 0:
+            # Other data, or larger batches: there are not so many, so that the epoch is over.
+            batches, begun = 0, [epoch + 1 for epoch in begun]
+        self._resumed = begun, batches
+        for datasets, epochs in ((self._datasets, begun), (self._validation, state["validation_epochs"])):
             for dataset, epoch in zip(datasets, epochs, strict=False):
                 dataset.epochs_begun = epoch
-        if isinstance(self._data, (ResumableDataset, RepeatedEpochs)) and state["epochs"]:
-            self._data.resume_at(state["epochs"][0], batches)
+        if isinstance(self._data, (ResumableDataset, RepeatedEpochs)) and begun:
+            self._data.resume_at(begun[0], batches)
             return
         self._batches_to_skip = batches
         if batches:
             self._warn_of_reading(batches)
 
-    def skip_in(self, iterator: Any, resumed: dict[str, Any]) -> None:
+    @property
+    def batches(self) -> int:
+        """How many of its batches the iterator has given."""
+        return self._batches
+
+    def skip_in(self, iterator: Any) -> None:
         """Leaves out what was trained on before, in the first iterator of the run that resumes."""
         count, self._batches_to_skip = self._batches_to_skip, 0
         if isinstance(iterator, StackIterator):
@@ -108,7 +118,7 @@ class DataPosition:
                 for _ in range(count):
                     next(iterator)
         # From here on it counts as if this iterator were the one of the run before.
-        self._begun, self._batches = resumed["epochs"], resumed["batches"]
+        self._begun, self._batches = self._resumed
 
     def _cardinality(self) -> int | None:
         if not isinstance(self._data, tf.data.Dataset):

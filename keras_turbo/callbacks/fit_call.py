@@ -41,7 +41,9 @@ class FitCall:
         given = [self.x, *(one for one in self.arrays if one is not None)]
         leaves = tf.nest.flatten(given)
         if not leaves or not all(hasattr(leaf, "shape") and hasattr(leaf, "dtype") for leaf in leaves):
-            return None
+            # Of generators and the like Keras makes a dataset; it has looked at their first batch for that.
+            made = getattr(self.counter, "_distributed_dataset", None)
+            return made.element_spec if isinstance(made, tf.data.Dataset) else None
         parts = tuple(tf.nest.map_structure(_row_spec, one) for one in given)
         return parts if len(given) > 1 else parts[0]
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import time
 import warnings
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,8 +12,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_turbo.callbacks.abandoned_runs import abandoning, note_begin, note_end
 from keras_turbo.callbacks.background_saver import BackgroundSaver, CheckpointSaveError
 from keras_turbo.callbacks.before_others import BeforeOthers
+from keras_turbo.callbacks.callback_list import is_in_use
 from keras_turbo.callbacks.checkpoint_options import CheckpointOptions
 from keras_turbo.callbacks.data_position import DataPosition
 from keras_turbo.callbacks.expected_metrics import ExpectedMetrics
@@ -40,20 +40,6 @@ from keras_turbo.execution.installation import BlockFunction
 
 # What the names of the figures of the last save begin with.
 _PROGRESS = "checkpoint_"
-
-
-def _abandoning(method: Callable[..., None]) -> Callable[..., None]:
-    """Ends the run with whatever a method raises: that ends `fit`, which does not say so."""
-
-    @functools.wraps(method)
-    def guarded(self: FitRun, *args: Any, **kwargs: Any) -> None:
-        try:
-            method(self, *args, **kwargs)
-        except BaseException:
-            self.abandon()
-            raise
-
-    return guarded
 
 
 class FitRun:
@@ -87,7 +73,7 @@ class FitRun:
         self._schedule = SaveSchedule(options.save_freq)
         self._expected = ExpectedMetrics(metric, self._template)
         self._position = DataPosition(call, steps)
-        self._signals = PreemptionSignals(self.ask_for_preemption)
+        self._signals = PreemptionSignals(self._on_signal)
         self._saver = BackgroundSaver(
             model,
             options.directory,
@@ -125,6 +111,7 @@ class FitRun:
         """Takes the directory, restores what is in it, and puts itself before and behind all other callbacks."""
         others = [] if callback_list is None else callback_list.callbacks
         self._others = [one for one in others if one is not callback and not isinstance(one, BeforeOthers)]
+        note_begin(self)
         try:
             self._expected.check_at_start(self._model, self._call, self._others)
             self._saver.open()
@@ -169,10 +156,17 @@ class FitRun:
         self._end()
         self._raise_or_warn("warn")
 
+    @property
+    def is_left_behind(self) -> bool:
+        """Whether its `fit` has ended by an error and it has not: the traceback is kept, and with it all of `fit`."""
+        callback_list = None if self._callback_list is None else self._callback_list()
+        return not self.has_ended and callback_list is not None and not is_in_use(callback_list)
+
     def _end(self) -> None:
         if self.has_ended:
             return
         self.has_ended = True
+        note_end(self)
         if self._finalizer is not None:
             self._finalizer.detach()
         try:
@@ -227,7 +221,12 @@ class FitRun:
 
     def _intercept(self, run: Run, iterator: Any) -> Any:
         """Stands before the train function, and counts; answers for what an earlier run has done."""
-        self._position.meets(iterator)
+        if self._position.meets(iterator) and self.is_left_behind:
+            # It is not this one's `fit` that calls.
+            try:
+                return run(iterator)
+            finally:
+                self.abandon()
         resumption = self._resumption
         if resumption is not None:
             answer = resumption.answer()
@@ -261,7 +260,7 @@ class FitRun:
         at_once, left = self._model.steps_per_execution, self._position.batches_left()
         return at_once if left is None else max(1, min(at_once, left))
 
-    @_abandoning
+    @abandoning
     def before_epoch(self, epoch: int) -> None:
         """At the beginning of an epoch, before all other callbacks."""
         resumption = self._resumption
@@ -277,8 +276,9 @@ class FitRun:
             self._batch = resumption.state.batch
         elif resumption is not None:
             resumption.restore(self._siblings)
+            resumption.forget_answers()
 
-    @_abandoning
+    @abandoning
     def after_batch(self, logs: dict[str, Any]) -> None:
         """At the end of an execution, behind all other callbacks.
 
@@ -308,7 +308,7 @@ class FitRun:
             return
         self._before_validation = metric_values(self._model), self._position.validation_epochs()
 
-    @_abandoning
+    @abandoning
     def in_validation(self) -> None:
         """At the end of a batch of validation.
 
@@ -325,7 +325,7 @@ class FitRun:
             # From the first epoch on, since CSVLogger and others take the first for all.
             logs[f"{_PROGRESS}{name}"] = 0 if saved is None else getattr(saved, name)
 
-    @_abandoning
+    @abandoning
     def after_epoch(self, logs: dict[str, Any]) -> None:
         """At the end of an epoch, behind all other callbacks."""
         self._before_validation = None
@@ -344,7 +344,7 @@ class FitRun:
         if is_due:
             self._save(logs, in_epoch=False, judged=True, stopped=stops)
 
-    @_abandoning
+    @abandoning
     def before_end(self) -> None:
         """At the end of training, before all other callbacks: EarlyStopping may put the best weights back."""
         if self._resumption is not None:
@@ -355,6 +355,13 @@ class FitRun:
     def ask_for_preemption(self) -> None:
         """Lets training end after the step that runs."""
         self.preemption_asked = True
+
+    def _on_signal(self) -> None:
+        self.ask_for_preemption()
+        if self.is_left_behind:
+            # There is no step to come, and whoever sent it wants the process to go.
+            self.abandon()
+            self._signals.pass_on()
 
     # What it saves.
 
@@ -368,7 +375,12 @@ class FitRun:
         if self._before_validation is not None:
             metrics, data["validation_epochs"] = self._before_validation
             replaced |= metrics
-        values[OWN_STATE] = {"stopped": stopped, "logs": numbers(self._logs)}
+        values[OWN_STATE] = {
+            "stopped": stopped,
+            "logs": numbers(self._logs),
+            "epochs": None if self._call is None else self._call.epochs,
+            "steps_in_epoch": self._steps_in_epoch,
+        }
         state = TrainingState(
             epoch=self._epoch + (not in_epoch),
             batch=self._batch if in_epoch else 0,
@@ -382,7 +394,10 @@ class FitRun:
             loss_scale=loss_scale(self._model),
             num_shards=self._options.num_shards,
         )
-        name = self._template.name({**numbers(logs), "step": step, "batches": self._batches, "epoch": self._epoch + 1})
+        known = {**numbers(logs), "step": step, "batches": self._batches, "epoch": self._epoch + 1}
+        # Preemption comes when it comes, and not each epoch need have its validation: no save fails for want of a name.
+        template = self._template if known.keys() >= set(self._template.keys) else NameTemplate()
+        name = template.name(known)
         if self._saver.save(name, state, replaced, begun):
             self._batches_at_save = self._batches
         self._schedule.saved()

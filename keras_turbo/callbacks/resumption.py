@@ -64,8 +64,11 @@ class Resumption:
 
     @property
     def was_stopped(self) -> bool:
-        """Whether a callback had ended training for good."""
-        return bool(self.state.callbacks.get(OWN_STATE, {}).get("stopped", False))
+        """Whether a callback had ended training for good, and no more epochs are asked for than were then."""
+        own = self.state.callbacks.get(OWN_STATE, {})
+        epochs = own.get("epochs")
+        asks_for_more = self._call is not None and epochs is not None and self._call.epochs > epochs
+        return bool(own.get("stopped", False)) and not asks_for_more
 
     @property
     def is_in_epoch(self) -> bool:
@@ -103,7 +106,8 @@ class Resumption:
         self._executions = self.state.batch // at_once
         if steps is not None and self.state.batch >= steps:
             # The last execution of an epoch may have had fewer.
-            self._executions = -(-self.state.batch // at_once)
+            self._executions = -(-steps // at_once)
+        self._warn_of_other_steps(steps)
 
     def forget_first_epoch(self) -> None:
         """Puts back what tells Keras where `fit` begins, once it has been read."""
@@ -121,6 +125,10 @@ class Resumption:
             return None
         self._executions -= 1
         return self.logs
+
+    def forget_answers(self) -> None:
+        """Runs all executions from here on."""
+        self._executions = 0
 
     @property
     def answers_left(self) -> int:
@@ -160,6 +168,15 @@ class Resumption:
             stacklevel=2,
         )
 
+    def _warn_of_other_steps(self, steps: int | None) -> None:
+        before = self.state.callbacks.get(OWN_STATE, {}).get("steps_in_epoch")
+        if self.is_in_epoch and steps is not None and before is not None and steps != before:
+            warnings.warn(
+                f"An epoch has {steps} batches here, and had {before} in the run that is resumed, after batch "
+                f"{self.state.batch} of one: {max(0, steps - self.state.batch)} are trained of it.",
+                stacklevel=2,
+            )
+
     def enter(self, iterator: Any, position: DataPosition) -> None:
         """Leaves out what is done of the data, before the first execution that is run. Doing it twice does nothing.
 
@@ -172,9 +189,9 @@ class Resumption:
         self._entered = True
         data = self.state.data
         if data is not None:
-            position.skip_in(iterator, data)
+            position.skip_in(iterator)
             if self._call is not None:
-                count_batches_before(self._call, data["batches"] - self.state.batch)
+                count_batches_before(self._call, max(0, position.batches - self.state.batch))
         function = own_train_function(self._model)
         if isinstance(function, BlockFunction) and self.is_in_epoch:
             function.resume(iterator, self.state.batch)

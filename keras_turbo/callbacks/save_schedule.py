@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import re
 import time
 from collections.abc import Callable
@@ -27,12 +28,12 @@ class SaveSchedule:
     def __init__(self, save_freq: str | int) -> None:
         self.steps: int | None = None
         self.seconds: float | None = None
-        if isinstance(save_freq, bool) or not isinstance(save_freq, (str, int)):
+        if isinstance(save_freq, bool) or not isinstance(save_freq, (str, numbers.Integral)):
             raise TypeError(_refusal(save_freq))
-        if isinstance(save_freq, int):
+        if isinstance(save_freq, numbers.Integral):  # NumPy's, too
             if save_freq < 1:
                 raise ValueError(_refusal(save_freq))
-            self.steps = save_freq
+            self.steps = int(save_freq)
         elif save_freq != "epoch":
             match = _DURATION.fullmatch(save_freq.strip())
             if match is None or float(match[1]) == 0:

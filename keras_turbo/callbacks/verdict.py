@@ -270,9 +270,13 @@ def _callback_bound(figures: StepFigures, share: float) -> Verdict:
 def _checkpoint_stalls(figures: StepFigures, share: float) -> Verdict:
     names = " and ".join(figures.checkpoint_names) or "a checkpoint callback"
     step_ms, saving_ms = figures.step_ms, figures.checkpoint_ms
-    text = f"{names} holds fit up while saving: {saving_ms:.3g} of a step's {step_ms:.3g} ms ({share:.0f} %)."
+    holds = "hold" if len(figures.checkpoint_names) > 1 else "holds"
+    text = f"{names} {holds} fit up while saving: {saving_ms:.3g} of a step's {step_ms:.3g} ms ({share:.0f} %)."
+    others = " and ".join(name for name in figures.checkpoint_names if name != "AsyncCheckpoint")
     if figures.checkpoint_names == ("AsyncCheckpoint",):
         remedy = "Save less often: save_freq counts steps, epochs or minutes."
+    elif others != names:
+        remedy = f"AsyncCheckpoint without {others} writes in the background; it keeps the best, too (monitor=...)."
     else:
         remedy = f'callbacks=[keras_turbo.AsyncCheckpoint("checkpoints")] in place of {names} writes in the background.'
     return Verdict("checkpoint-stalls", share, text, remedy, is_warning=True)

@@ -72,7 +72,7 @@ def write_checkpoint(
     location = locate(directory)
     check_name(name)
     num_shards, index = checked_shard(shard)
-    plan = plan_files(weights, max_shard_mb=_checked_size(max_shard_mb), num_shards=num_shards)
+    plan = plan_files(weights, max_shard_mb=checked_size(max_shard_mb), num_shards=num_shards)
     names = layer_names or {}
     if num_shards > 1:
         from keras_turbo.checkpoint.sharing import write_share
@@ -106,7 +106,12 @@ def checked_shard(shard: tuple[int, int]) -> tuple[int, int]:
     return shard
 
 
-def _checked_size(max_shard_mb: float | None) -> float:
+def checked_size(max_shard_mb: float | None) -> float:
+    """The size from which weights are split, in MB.
+
+    Raises:
+        ValueError: it can't be.
+    """
     if max_shard_mb is None:
         return DEFAULT_MAX_SHARD_MB
     if not isinstance(max_shard_mb, int | float) or isinstance(max_shard_mb, bool) or not max_shard_mb > 0:
@@ -142,10 +147,20 @@ def check_free(location: Location, name: str) -> None:
         raise FileExistsError(f"There is a checkpoint {final} already. It is not overwritten.")
     if not files.is_folder(final):
         raise FileExistsError(f"{final} is a file, so no checkpoint can have that name.")
-    foreign = [one for one in files.names(final) if not is_ours(one)]
+    foreign = foreign_names(location, name)
     if foreign:
         raise FileExistsError(f"{final} has {foreign[0]!r} in it and is no checkpoint. It is not overwritten.")
     files.remove_folder(final, DELETED)
+
+
+def foreign_names(location: Location, name: str) -> list[str]:
+    """What is in a folder and never was part of a checkpoint: such a folder is somebody else's.
+
+    Args:
+        location: a directory of checkpoints.
+        name: of a folder in it.
+    """
+    return [one for one in location.files.names(location.child(name)) if not is_ours(one)]
 
 
 def write_planned(

@@ -22,9 +22,10 @@ import tensorflow as tf
 
 import keras_turbo
 from keras_turbo import AsyncCheckpoint, FastDataset
-from keras_turbo.callbacks.background_saver import CheckpointSaveError
+from keras_turbo.callbacks import CheckpointSaveError
+from keras_turbo.callbacks.model_building import build_for
+from keras_turbo.checkpoint import DirectoryInUseError
 from keras_turbo.checkpoint.local_files import LocalFiles
-from keras_turbo.checkpoint.lock import DirectoryInUseError
 from keras_turbo.checkpoint.restoring import read_checkpoint
 
 X = np.random.default_rng(0).normal(size=(16, 3)).astype("float32")
@@ -75,6 +76,25 @@ class Logging(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         logs.update({name: values[epoch] for name, values in self.values.items()})
+
+
+class BrokenOffError(Exception):
+    pass
+
+
+class Raising(keras.callbacks.Callback):
+    """Ends fit by an error, at the end of its nth execution."""
+
+    needs_every_batch = False
+
+    def __init__(self, execution):
+        super().__init__()
+        self.left = execution
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.left -= 1
+        if self.left == 0:
+            raise BrokenOffError
 
 
 class TestWhenItSaves:
@@ -197,6 +217,11 @@ class TestWhatItSaves:
         checkpoint = AsyncCheckpoint(tmp_path, name_template="e{epoch}-step{step}-{val_loss:.1f}")
         fit(small_model("sgd"), checkpoint, validation_data=(X * 0, Y * 0))
         assert names(tmp_path) == ["e1-step4-0.0"]
+
+    def test_a_metric_of_a_name_that_an_epoch_does_not_have(self, tmp_path):
+        checkpoint = AsyncCheckpoint(tmp_path, name_template="{epoch}-{val_loss:.1f}")
+        fit(small_model("sgd"), checkpoint, epochs=2, validation_data=(X * 0, Y * 0), validation_freq=2)
+        assert names(tmp_path) == ["2-0.0", "step-00000004"]
 
     @pytest.mark.parametrize("replicas", [1, 2])
     def test_under_a_strategy_one_copy(self, tmp_path, replicas, two_cpu_strategy):
@@ -365,6 +390,35 @@ class TestAnotherFit:
         assert stopping_again.stopped_epoch == 2
         np.testing.assert_array_equal(again.get_weights()[0], model.get_weights()[0])
 
+    def test_a_run_that_was_stopped_goes_on_with_more_epochs(self, tmp_path):
+        def stop(epoch, logs):
+            model.stop_training = epoch == 1
+
+        model = small_model()
+        fit(model, keras.callbacks.LambdaCallback(on_epoch_end=stop), AsyncCheckpoint(tmp_path), epochs=3)
+        with told("Give more epochs to go on"):
+            assert fit(small_model(), AsyncCheckpoint(tmp_path), epochs=3).epoch == [0, 1]
+        assert fit(small_model(), AsyncCheckpoint(tmp_path), epochs=4).epoch == [0, 1, 2, 3]
+
+    @pytest.mark.parametrize("kind", ["arrays", "FastDataset"])
+    def test_larger_batches_than_before(self, tmp_path, kind):
+        def run(batch_size, *callbacks):
+            model = small_model()
+            data = {"x": X, "y": Y, "batch_size": batch_size, "shuffle": False}
+            if kind == "FastDataset":
+                data = {"x": FastDataset(X, Y, batch_size=batch_size)}
+            checkpoint = AsyncCheckpoint(tmp_path, save_freq=1)
+            return model.fit(**data, epochs=3, verbose=0, callbacks=[checkpoint, *callbacks]), model
+
+        with pytest.raises(BrokenOffError):
+            run(2, Raising(execution=8 + 6))
+        with told("An epoch has 4 batches here, and had 8 in the run that is resumed, after batch 5 of one: 0 are"):
+            history, model = run(4)
+        assert history.epoch == [0, 1, 2]
+        # The epoch that was under way has no batch left, and the last one is whole.
+        assert int(model.optimizer.iterations) == 13 + 4
+        assert state_of(tmp_path, names(tmp_path)[-1]).steps == 13 + 4
+
     def test_without_restore_a_directory_of_ones_own(self, tmp_path):
         fit(small_model(), AsyncCheckpoint(tmp_path))
         before = names(tmp_path)
@@ -382,6 +436,15 @@ class TestAnotherFit:
         np.testing.assert_array_equal(model.get_weights()[0], before[0])
         fit(model)  # nothing of the callback is left
 
+    def test_what_resumes_as_well_is_refused(self, tmp_path):
+        backup = keras.callbacks.BackupAndRestore(tmp_path / "backup")
+        with pytest.raises(ValueError, match="Leave BackupAndRestore out"):
+            fit(small_model(), backup, AsyncCheckpoint(tmp_path / "a"))
+        with pytest.raises(ValueError, match="several AsyncCheckpoints"):
+            fit(small_model(), AsyncCheckpoint(tmp_path / "a"), AsyncCheckpoint(tmp_path / "b"))
+        assert not (tmp_path / "a").exists()
+        fit(small_model(), backup, AsyncCheckpoint(tmp_path / "a", restore=False))
+
     def test_a_damaged_checkpoint_is_passed_over_and_written_anew(self, tmp_path):
         fit(small_model(), AsyncCheckpoint(tmp_path), epochs=2)
         file = tmp_path / "step-00000008" / "model.weights.h5"
@@ -391,28 +454,15 @@ class TestAnotherFit:
         assert history.epoch == [0, 1]
         assert [health.ok for health in keras_turbo.checkpoint.verify(tmp_path)] == [True, True]
 
-    @pytest.mark.filterwarnings("ignore:Your input ran out of data")
-    def test_data_that_can_not_tell_their_shape(self, tmp_path):
-        class Subclassed(keras.Model):
-            def __init__(self):
-                super().__init__()
-                self.dense = keras.layers.Dense(1)
+    def test_a_model_that_nobody_can_build(self, tmp_path):
+        class Loose(keras.Model):
+            def train_step(self, data):
+                return {"loss": 0.0}
 
-            def call(self, inputs):
-                return self.dense(inputs)
-
-        def batches():
-            for start in range(0, 16, 4):
-                yield X[start : start + 4], Y[start : start + 4]
-
-        for again in (False, True):
-            model = Subclassed()
-            model.compile("sgd", "mse")
-            if again:
-                with pytest.raises(ValueError, match="isn't built, so that no checkpoint can be restored into it"):
-                    model.fit(batches(), verbose=0, callbacks=[AsyncCheckpoint(tmp_path)])
-            else:
-                model.fit(batches(), verbose=0, callbacks=[AsyncCheckpoint(tmp_path)])
+        model = Loose()
+        model.compile("sgd", "mse")
+        with pytest.raises(ValueError, match="isn't built, so that no checkpoint can be restored into it"):
+            build_for(model, None)
 
     @pytest.mark.parametrize("when", ["new", "fitted"])
     @pytest.mark.parametrize(
@@ -453,6 +503,48 @@ class TestFaults:
             fit(model, AsyncCheckpoint(tmp_path / "file" / "checkpoints"))
         assert int(model.optimizer.iterations) == 0
         fit(model)
+
+    def test_a_working_directory_that_changes(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "other").mkdir()
+        go = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: os.chdir(tmp_path / "other"))
+        fit(small_model(), go, AsyncCheckpoint("checkpoints"), epochs=2)
+        assert steps(tmp_path / "checkpoints") == [4, 8]
+        assert names(tmp_path / "other") == []
+
+    def test_what_others_have_in_the_directory_stays(self, tmp_path):
+        (tmp_path / "1").mkdir()
+        (tmp_path / "1" / "thesis.txt").write_text("mine")
+        (tmp_path / "2").write_text("mine")
+        (tmp_path / "3").symlink_to(tmp_path / "1")
+        fit(small_model(), AsyncCheckpoint(tmp_path, name_template="{epoch}", max_to_keep=1), epochs=3)
+        assert names(tmp_path) == ["1", "2", "3", "3-2"]
+        assert (tmp_path / "1" / "thesis.txt").read_text() == "mine"
+        assert (tmp_path / "2").read_text() == "mine"
+
+    @pytest.mark.filterwarnings("ignore:Resuming in the middle of an epoch reads")
+    @pytest.mark.filterwarnings("ignore:The run that is resumed had callbacks")
+    @pytest.mark.parametrize("same_model", [True, False])
+    def test_again_after_an_error_whose_traceback_is_kept(self, tmp_path, same_model):
+        # As in a notebook, where the cell is run again.
+        model = small_model()
+        handler = signal.getsignal(signal.SIGTERM)
+        with pytest.raises(BrokenOffError) as kept:
+            fit(model, AsyncCheckpoint(tmp_path, save_freq=1), Raising(execution=3))
+        fit(model if same_model else small_model(), AsyncCheckpoint(tmp_path), epochs=2)
+        assert steps(tmp_path)[-1] == 8
+        assert signal.getsignal(signal.SIGTERM) == handler
+        assert type(model.train_function).__name__ != "InterceptedTrainFunction" or not same_model
+        assert kept.value is not None
+
+    def test_fit_without_it_after_an_error_whose_traceback_is_kept(self, tmp_path):
+        model = small_model()
+        with pytest.raises(BrokenOffError) as kept:
+            fit(model, AsyncCheckpoint(tmp_path, save_freq=1), Raising(execution=3))
+        fit(model)
+        assert int(model.optimizer.iterations) == 3 + 4
+        assert type(model.train_function).__name__ != "InterceptedTrainFunction"
+        assert kept.value is not None
 
     def test_two_runs_in_one_directory(self, tmp_path):
         first = AsyncCheckpoint(tmp_path)
@@ -580,6 +672,26 @@ class TestPreemption:
             run(tmp_path / "parts", keras.callbacks.LambdaCallback(on_test_batch_begin=ask))
         assert state_of(tmp_path / "parts", "step-00000004").batch == 4
         assert run(tmp_path / "parts") == expected
+
+    def test_names_that_need_a_validation_are_no_reason_to_lose_it(self, tmp_path):
+        checkpoint = AsyncCheckpoint(tmp_path, name_template="{epoch}-{val_loss:.3f}")
+        leave = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: checkpoint.preempt())
+        with pytest.raises(SystemExit):
+            fit(small_model(), leave, checkpoint, validation_data=(X, Y))
+        assert names(tmp_path) == ["step-00000001"]
+
+    def test_a_signal_after_an_error_whose_traceback_is_kept(self, tmp_path):
+        called = []
+        before = signal.signal(signal.SIGTERM, lambda number, frame: called.append(number))
+        try:
+            with pytest.raises(BrokenOffError) as kept:
+                fit(small_model(), AsyncCheckpoint(tmp_path), Raising(execution=2))
+            assert not called
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            signal.signal(signal.SIGTERM, before)
+        assert called == [signal.SIGTERM]
+        assert kept.value is not None
 
     def test_no_handlers_without_it_or_in_another_thread(self, tmp_path):
         handlers = []

@@ -63,6 +63,9 @@ def test_each_remedy_is_a_line_of_code_and_names_what_it_is_about():
     assert "BackupAndRestore" in judge(stalls).text
     # It is no remedy for itself.
     assert "save_freq" in judge(figures(checkpoint_ms=8.0, checkpoint_names=("AsyncCheckpoint",))).remedy
+    both = judge(figures(checkpoint_ms=8.0, checkpoint_names=("ModelCheckpoint", "AsyncCheckpoint")))
+    assert both.text.startswith("ModelCheckpoint and AsyncCheckpoint hold fit up")
+    assert both.remedy.startswith("AsyncCheckpoint without ModelCheckpoint ")
 
 
 def test_what_is_compute_bound_is_promised_nothing():

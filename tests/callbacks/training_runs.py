@@ -182,6 +182,15 @@ def unbuilt() -> TrainingRun:
     return TrainingRun(model, shuffled(), fit={"validation_data": in_order()})
 
 
+def generator() -> TrainingRun:
+    def batches() -> Iterator[Any]:
+        while True:
+            for start in range(0, N, BATCH_SIZE):
+                yield X[start : start + BATCH_SIZE], Y[start : start + BATCH_SIZE]
+
+    return TrainingRun(unbuilt().model, batches(), fit={"steps_per_epoch": STEPS})
+
+
 RUNS: dict[str, Callable[[], TrainingRun]] = {
     run.__name__: run
     for run in (
@@ -205,6 +214,7 @@ RUNS: dict[str, Callable[[], TrainingRun]] = {
         plain_arrays,
         eager,
         unbuilt,
+        generator,
     )
 }
 
