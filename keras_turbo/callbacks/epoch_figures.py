@@ -54,6 +54,7 @@ def step_figures(
         step_ms_p95=None if times.p95_seconds is None else 1000.0 * times.p95_seconds / steps_each,
         input_wait_ms=None if wait is None else wait * per_step_ms,
         callbacks_ms={name: seconds * per_step_ms for name, seconds in times.callback_seconds.items()},
+        epoch_hooks_ms={name: seconds * per_step_ms for name, seconds in times.epoch_hook_seconds.items()},
         checkpoint_ms=saving_seconds * per_step_ms,
         checkpoint_names=tuple(times.saving_seconds),
         dispatch_ms=None if dispatch is None else dispatch * per_step_ms,
