@@ -259,7 +259,7 @@ def _dispatch_bound(figures: StepFigures, share: float) -> Verdict:
         # Told from what is idle: Python between steps, or between the operations of one.
         text = (
             f"the GPUs are idle for {share:.0f} % of a step's {figures.step_ms:.3g} ms that neither input nor "
-            "callbacks take: its operations, or the steps themselves, are too short for what starting each of them costs."
+            "callbacks take: its operations, or the steps themselves, are too short for what starting each costs."
         )
     else:
         steps = f"{figures.steps_per_execution} {'step' if figures.steps_per_execution == 1 else 'steps'}"
