@@ -21,6 +21,7 @@ def step_figures(
     empty_execution_seconds: float | None,
     reads_fast_dataset: bool | None = None,
     why_no_input_wait: str | None = None,
+    backend: str = "tensorflow",
 ) -> StepFigures:
     """The figures of a step, as `judge` takes them.
 
@@ -31,6 +32,7 @@ def step_figures(
         empty_execution_seconds: what an execution costs that computes nothing; None if that is not known.
         reads_fast_dataset: see `StepFigures`.
         why_no_input_wait: see `StepFigures`.
+        backend: see `StepFigures`.
 
     Returns:
         The figures.
@@ -66,6 +68,7 @@ def step_figures(
         cpu_share_percent=hardware.cpu_share_percent,
         reads_fast_dataset=reads_fast_dataset,
         why_no_input_wait=why_no_input_wait,
+        backend=backend,
     )
 
 

@@ -229,6 +229,7 @@ class FitMonitor:
             empty_execution_seconds=self._empty_seconds,
             reads_fast_dataset=self._input_waits.reads_fast_dataset if self._on_tensorflow else None,
             why_no_input_wait=self._input_waits.why_not if self._on_tensorflow else None,
+            backend=keras.config.backend(),
         )
 
 

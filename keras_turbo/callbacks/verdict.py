@@ -58,6 +58,7 @@ class StepFigures:
         cpu_share_percent: the process's use of the CPU cores that it may use.
         reads_fast_dataset: whether the batches come from a FastDataset; None where that is not known.
         why_no_input_wait: why `input_wait_ms` is None, as a clause.
+        backend: of Keras; `keras_turbo.tune` sets models on TensorFlow alone.
 
     Raises:
         ValueError: a time that is negative or no number; a step without a time.
@@ -80,6 +81,7 @@ class StepFigures:
     cpu_share_percent: float | None = None
     reads_fast_dataset: bool | None = None
     why_no_input_wait: str | None = None
+    backend: str = "tensorflow"
 
     def __post_init__(self) -> None:
         times = {
@@ -267,9 +269,16 @@ def _dispatch_bound(figures: StepFigures, share: float) -> Verdict:
             f"steps of {figures.step_ms:.3g} ms are too short for Python between them: starting and ending executions "
             f"of {steps} takes {share:.0f} %."
         )
+    return Verdict("dispatch-bound", share, text, _longer_executions(figures), is_warning=True)
+
+
+def _longer_executions(figures: StepFigures) -> str:
+    if figures.backend == "jax":
+        return "model.compile(..., steps_per_execution=32) returns to Python after each 32nd step alone."
+    if figures.backend != "tensorflow":
+        return "Larger batches make fewer steps; on Keras' other backends several can be run in one execution."
     more = ", find_batch_size=True" if figures.steps_per_execution > 1 else ""
-    remedy = f"keras_turbo.tune(model, train{more}) before fit runs many steps in one execution."
-    return Verdict("dispatch-bound", share, text, remedy, is_warning=True)
+    return f"keras_turbo.tune(model, train{more}) before fit runs many steps in one execution."
 
 
 def _callback_bound(figures: StepFigures, share: float) -> Verdict:

@@ -69,6 +69,15 @@ def test_each_remedy_is_a_line_of_code_and_names_what_it_is_about():
     assert "save_freq" in judge(figures(checkpoint_ms=8.0, checkpoint_names=("AsyncCheckpoint",))).remedy
 
 
+def test_tune_is_a_remedy_where_it_can_be_called():
+    idle = figures(dispatch_ms=8.0)
+    assert "steps_per_execution=" in judge(dataclasses.replace(idle, backend="jax")).remedy
+    on_torch = judge(dataclasses.replace(idle, backend="torch")).remedy
+    assert "batches" in on_torch
+    for backend in ("jax", "torch"):
+        assert "tune(" not in judge(dataclasses.replace(idle, backend=backend)).remedy
+
+
 def test_what_is_compute_bound_is_promised_nothing():
     for changes in ({}, {"utilization_percent": 95.0}, {"dispatch_ms": None}):
         verdict = judge(figures(**changes))
