@@ -314,7 +314,7 @@ def number(variable: Any) -> Any:
     Returns:
         A Python number.
     """
-    value = ops.convert_to_tensor(variable)
+    value: Any = ops.convert_to_tensor(variable)
     if keras.config.backend() == "tensorflow":
         # Read first: NumPy 2 warns of a variable that is to become an array by itself.
         value = tf.convert_to_tensor(value)
