@@ -80,7 +80,10 @@ def total_seconds(times: EpochTimes) -> float:
 
 def input_wait_seconds(times: EpochTimes) -> float | None:
     """What `fit` waited for its iterator and its batches; None where not all of it was measured."""
-    return None if times.waits is None else times.waits.seconds + times.begin_seconds + times.fetch_seconds
+    if times.waits is None:
+        return None
+    # In a graph there is the time of day alone, which may be set anew, also to an earlier one.
+    return min(max(0.0, times.waits.seconds) + times.begin_seconds + times.fetch_seconds, total_seconds(times))
 
 
 def figures_for_logs(times: EpochTimes, figures: StepFigures) -> dict[str, float]:

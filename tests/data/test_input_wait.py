@@ -17,7 +17,11 @@ def slow_batches(seconds, count):
             time.sleep(seconds)
             yield np.full((3, 2), number, np.float32)
 
-    return tf.data.Dataset.from_generator(generate, output_signature=tf.TensorSpec([None, 2]))
+    options = tf.data.Options()
+    # Else tf.data may make a batch while the one before is used, and less is waited for.
+    options.experimental_optimization.inject_prefetch = False
+    batches = tf.data.Dataset.from_generator(generate, output_signature=tf.TensorSpec([None, 2]))
+    return batches.with_options(options)
 
 
 DATASETS = {
