@@ -78,6 +78,15 @@ class CallbackTimes:
                     seconds[kind.__name__] = seconds.get(kind.__name__, 0.0) + value
         return others, saving
 
+    def epoch_hook_seconds_by_name(self) -> dict[str, float]:
+        """Of callbacks that do not save, what they took in the hooks around an epoch."""
+        seconds: dict[str, float] = {}
+        for key, value in self._epoch_hooks.items():
+            name = type(self._callbacks[key]).__name__
+            seconds[name] = seconds.get(name, 0.0) + value
+        others, _ = self.seconds_by_name()
+        return {name: value for name, value in seconds.items() if name in others}
+
     def timed(self, callbacks: Iterable[keras.callbacks.Callback], hook: str) -> Iterator[keras.callbacks.Callback]:
         """Gives the callbacks one by one, and counts how long each is kept."""
         counts = not self.paused and threading.get_ident() == self._thread

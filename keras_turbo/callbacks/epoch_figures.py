@@ -21,6 +21,7 @@ def step_figures(
     empty_execution_seconds: float | None,
     reads_fast_dataset: bool | None = None,
     why_no_input_wait: str | None = None,
+    backend: str = "tensorflow",
 ) -> StepFigures:
     """The figures of a step, as `judge` takes them.
 
@@ -31,6 +32,7 @@ def step_figures(
         empty_execution_seconds: what an execution costs that computes nothing; None if that is not known.
         reads_fast_dataset: see `StepFigures`.
         why_no_input_wait: see `StepFigures`.
+        backend: see `StepFigures`.
 
     Returns:
         The figures.
@@ -54,6 +56,7 @@ def step_figures(
         step_ms_p95=None if times.p95_seconds is None else 1000.0 * times.p95_seconds / steps_each,
         input_wait_ms=None if wait is None else wait * per_step_ms,
         callbacks_ms={name: seconds * per_step_ms for name, seconds in times.callback_seconds.items()},
+        epoch_hooks_ms={name: seconds * per_step_ms for name, seconds in times.epoch_hook_seconds.items()},
         checkpoint_ms=saving_seconds * per_step_ms,
         checkpoint_names=tuple(times.saving_seconds),
         dispatch_ms=None if dispatch is None else dispatch * per_step_ms,
@@ -65,6 +68,7 @@ def step_figures(
         cpu_share_percent=hardware.cpu_share_percent,
         reads_fast_dataset=reads_fast_dataset,
         why_no_input_wait=why_no_input_wait,
+        backend=backend,
     )
 
 
@@ -76,7 +80,10 @@ def total_seconds(times: EpochTimes) -> float:
 
 def input_wait_seconds(times: EpochTimes) -> float | None:
     """What `fit` waited for its iterator and its batches; None where not all of it was measured."""
-    return None if times.waits is None else times.waits.seconds + times.begin_seconds + times.fetch_seconds
+    if times.waits is None:
+        return None
+    # In a graph there is the time of day alone, which may be set anew, also to an earlier one.
+    return min(max(0.0, times.waits.seconds) + times.begin_seconds + times.fetch_seconds, total_seconds(times))
 
 
 def figures_for_logs(times: EpochTimes, figures: StepFigures) -> dict[str, float]:

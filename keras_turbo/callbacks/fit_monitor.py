@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import types
 import weakref
 from typing import Any
 
@@ -175,7 +176,8 @@ class FitMonitor:
         return isinstance(function, WatchedTrainFunction) and function.watcher is self
 
     def _intercept(self, run: Run, iterator: Any) -> Any:
-        if self._ended:
+        # A generator is what train_on_batch gives, which callbacks may call.
+        if self._ended or isinstance(iterator, types.GeneratorType) or not self.awaits_execution:
             return run(iterator)
         if self._input_waits.is_new(iterator):
             begin = time.perf_counter()
@@ -185,6 +187,11 @@ class FitMonitor:
         else:
             replacement = self._input_waits.measured(None, iterator)
         return self.watched(lambda: run(replacement))
+
+    @property
+    def awaits_execution(self) -> bool:
+        """Whether the train function, when it is called now, is called by `fit`, and not by a callback."""
+        return self._times.awaits_call
 
     def watched(self, execution: Any) -> Any:
         """Runs an execution, with a look at the clock before it and after it."""
@@ -222,6 +229,7 @@ class FitMonitor:
             empty_execution_seconds=self._empty_seconds,
             reads_fast_dataset=self._input_waits.reads_fast_dataset if self._on_tensorflow else None,
             why_no_input_wait=self._input_waits.why_not if self._on_tensorflow else None,
+            backend=keras.config.backend(),
         )
 
 

@@ -27,8 +27,9 @@ class EpochTimes:
             Python; 0 on TensorFlow.
         fetch_seconds: between executions, where `fit` takes batches in Python; 0 on TensorFlow.
         callback_seconds: in batch and epoch hooks, by the class of the callback, of those that do not save.
+        epoch_hook_seconds: of that, in epoch hooks.
         saving_seconds: of those that save.
-        batch_hook_seconds: of the last two, what is within `execution_seconds`.
+        batch_hook_seconds: of those that do not save and those that do, what is within `execution_seconds`.
         median_seconds: of an execution.
         p95_seconds: what 95 % of the executions do not exceed.
         waits: for batches, inside the train function; None where they were not measured there.
@@ -40,6 +41,7 @@ class EpochTimes:
     begin_seconds: float
     fetch_seconds: float
     callback_seconds: dict[str, float]
+    epoch_hook_seconds: dict[str, float]
     saving_seconds: dict[str, float]
     batch_hook_seconds: float
     median_seconds: float | None
@@ -108,6 +110,11 @@ class FitTimes:
         self._at_epoch_begin = False
         self._begun, self._called, self._returned, self._own_seconds = now, 0.0, 0.0, 0.0
 
+    @property
+    def awaits_call(self) -> bool:
+        """Whether the train function is still to be called in this execution: it is by `fit`, and else by others."""
+        return self._begun is not None and not self._returned
+
     def own(self, seconds: float) -> None:
         """To be told what measuring itself took in this execution, so that it is left out."""
         self._own_seconds += seconds
@@ -165,6 +172,7 @@ class FitTimes:
             begin_seconds=self._begin_seconds,
             fetch_seconds=self._fetch_seconds,
             callback_seconds=callback_seconds,
+            epoch_hook_seconds=self._callbacks.epoch_hook_seconds_by_name(),
             saving_seconds=saving_seconds,
             batch_hook_seconds=self._callbacks.batch_hook_seconds,
             median_seconds=self._durations.percentile(50),

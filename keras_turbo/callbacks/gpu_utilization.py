@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 import os
 import time
 import warnings
@@ -17,10 +18,13 @@ from keras_turbo.callbacks.fit_monitor import FitMonitor
 from keras_turbo.callbacks.hardware_figures import HardwareFigures
 from keras_turbo.callbacks.scalars import ScalarWriter
 from keras_turbo.callbacks.verdict import StepFigures, Verdict, judge
+from keras_turbo.precision.loss_scaling import number
 
 # Within an epoch, the state of the hardware goes to TensorBoard this often: some milliseconds each time, which is
 # 0.03 % at most.
 _SCALARS_SECONDS = 10.0
+# With rarer readings, most epochs would have none of their own.
+_MOST_INTERVAL_SECONDS = 3600.0
 
 
 class GpuUtilization(keras.callbacks.Callback):
@@ -62,8 +66,9 @@ class GpuUtilization(keras.callbacks.Callback):
     what `warn_below` is compared with is the share of a step's time in which the model computes.
 
     Args:
-        interval: seconds between two readings of the hardware, at least 0.01. Default 0.5.
-        warn_below: mean utilization, in per cent, below which an epoch ends with a warning. Default 70; 0 for none.
+        interval: seconds between two readings of the hardware, from 0.01 to 3600. Default 0.5.
+        warn_below: mean utilization, in per cent, below which an epoch ends with a warning. Default 70; 0 for none: the
+            verdict is there all the same.
         log_dir: folder for TensorBoard; None (default) for none. Scalars are against the optimizer's step: those of the
             epochs as `epoch_...`, and the hardware's about each 10 seconds.
 
@@ -82,9 +87,9 @@ class GpuUtilization(keras.callbacks.Callback):
         self, *, interval: float = 0.5, warn_below: float = 70, log_dir: str | os.PathLike | None = None
     ) -> None:
         super().__init__()
-        self.interval = _checked_number("interval", interval, 0.01, math.inf)
+        self.interval = _checked_number("interval", interval, 0.01, _MOST_INTERVAL_SECONDS)
         self.warn_below = _checked_number("warn_below", warn_below, 0, 100)
-        if log_dir is not None and not isinstance(log_dir, (str, os.PathLike)):
+        if log_dir is not None and (not isinstance(log_dir, (str, os.PathLike)) or not os.fspath(log_dir)):
             raise ValueError(
                 f"`log_dir` must be a path or None. Received: {log_dir!r} (of type {type(log_dir).__name__})."
             )
@@ -204,11 +209,11 @@ class GpuUtilization(keras.callbacks.Callback):
     def _learning_rate(self) -> dict[str, float]:
         # Of an optimizer that scales its loss, it is that of the one inside; of a schedule, that of the next step.
         learning_rate = getattr(self._trained.optimizer, "learning_rate", None)
-        return {} if learning_rate is None else {"learning_rate": _number(learning_rate)}
+        return {} if learning_rate is None else {"learning_rate": float(number(learning_rate))}
 
     def _figures_over_workers(self, figures: Mapping[str, float]) -> dict[str, float]:
-        index, number = self._worker()
-        if number == 1:
+        index, count = self._worker()
+        if count == 1:
             return {}
         gathered = gather_over_workers(self._trained.distribute_strategy, figures)
         return over_workers(gathered) if index == 0 else {}
@@ -224,9 +229,9 @@ class GpuUtilization(keras.callbacks.Callback):
             return
         optimizer = self._trained.optimizer
         if self._writer is None or self._optimizer is None or self._optimizer() is not optimizer:
-            index, number = self._worker()
+            index, count = self._worker()
             folder = os.fspath(self.log_dir)
-            self._writer = ScalarWriter(folder if number == 1 else os.path.join(folder, f"worker_{index}"))
+            self._writer = ScalarWriter(folder if count == 1 else os.path.join(folder, f"worker_{index}"))
             self._optimizer = None if optimizer is None else weakref.ref(optimizer)
             self._steps_seen = 0
         self._next_scalars = time.monotonic() + _SCALARS_SECONDS
@@ -234,7 +239,7 @@ class GpuUtilization(keras.callbacks.Callback):
     def _step(self) -> int:
         """The optimizer's step; of a model that trains without its optimizer, the number of batches."""
         optimizer, monitor = self._trained.optimizer, self._monitor
-        step = 0 if optimizer is None else int(_number(optimizer.iterations))
+        step = 0 if optimizer is None else int(number(optimizer.iterations))
         return step or self._steps_seen + (0 if monitor is None else monitor.steps_in_epoch)
 
     def _write_recent(self) -> None:
@@ -249,18 +254,15 @@ class GpuUtilization(keras.callbacks.Callback):
         self._writer.write(figures, self._step())
 
 
-def _number(variable: Any) -> float:
-    array: Any = keras.ops.convert_to_numpy(variable)
-    return float(array)
-
-
 def _checked_number(name: str, value: Any, least: float, most: float) -> float:
     if (
         isinstance(value, bool)
-        or not isinstance(value, (int, float))
+        # NumPy's numbers are such ones, too.
+        or not isinstance(value, numbers.Real)
         or not least <= value <= most
-        or value == math.inf
     ):
-        limits = f"at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
-        raise ValueError(f"`{name}` must be a number {limits}. Received: {value!r} (of type {type(value).__name__}).")
+        raise ValueError(
+            f"`{name}` must be a number from {least:g} to {most:g}. Received: {value!r} (of type "
+            f"{type(value).__name__})."
+        )
     return float(value)

@@ -12,7 +12,10 @@ from keras_turbo.data.input_wait import Waits
 
 
 class Watcher(Protocol):
-    """Who wants to know of the executions."""
+    """Who wants to know of the executions that are of `fit`."""
+
+    @property
+    def awaits_execution(self) -> bool: ...
 
     def watched(self, execution: Callable[[], Any]) -> Any: ...
 
@@ -34,6 +37,8 @@ class WatchedTrainFunction:
         self.watcher = watcher
 
     def __call__(self, *args: Any) -> Any:
+        if not self.watcher.awaits_execution:
+            return self.function(*args)
         *others, data = args
         if isinstance(data, list):
             result = self.watcher.watched(lambda: self.function(*args))

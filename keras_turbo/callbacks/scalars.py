@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,13 +12,16 @@ class ScalarWriter:
     """Writes figures under a folder. The file is opened with the first of them.
 
     Args:
-        log_dir: folder, made if it is not there.
+        log_dir: folder, made if it is not there; also one of those that TensorFlow knows by a scheme (`gs://`, ...).
+
+    Raises:
+        OSError: it can't be made, or nothing can be written in it.
     """
 
     def __init__(self, log_dir: str | os.PathLike) -> None:
-        # Now, so that a folder that can't be made stops a training at its start.
-        os.makedirs(log_dir, exist_ok=True)
         self._log_dir = os.fspath(log_dir)
+        # Now, so that a folder that can't be written stops a training at its start.
+        _check_writable(self._log_dir)
         self._writer: Any = None
         self._last_steps: dict[str, int] = {}
 
@@ -46,3 +50,28 @@ class ScalarWriter:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+
+
+def _check_writable(folder: str) -> None:
+    try:
+        if "://" in folder:
+            _check_remote(folder)
+            return
+        os.makedirs(folder, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise OSError(
+            f"No scalars for TensorBoard can be written to `log_dir` {folder!r} ({error}). Give a folder that this "
+            "process may write to."
+        ) from error
+
+
+def _check_remote(folder: str) -> None:
+    import tensorflow as tf
+
+    try:
+        tf.io.gfile.makedirs(folder)
+    except tf.errors.OpError as error:
+        hint = "; s3:// and others need tensorflow-io" if isinstance(error, tf.errors.UnimplementedError) else ""
+        raise OSError(f"{error.message}{hint}") from error

@@ -44,6 +44,7 @@ class StepFigures:
         step_ms_p95: what 95 % of the steps do not exceed.
         input_wait_ms: waiting for the next batch.
         callbacks_ms: in the hooks of callbacks that do not save, by the names of their classes.
+        epoch_hooks_ms: of that, in the hooks around an epoch.
         checkpoint_ms: in the hooks of callbacks that save.
         checkpoint_names: names of their classes.
         dispatch_ms: what an execution costs before and after it computes: Python, the call of the train function, the
@@ -57,6 +58,7 @@ class StepFigures:
         cpu_share_percent: the process's use of the CPU cores that it may use.
         reads_fast_dataset: whether the batches come from a FastDataset; None where that is not known.
         why_no_input_wait: why `input_wait_ms` is None, as a clause.
+        backend: of Keras; `keras_turbo.tune` sets models on TensorFlow alone.
 
     Raises:
         ValueError: a time that is negative or no number; a step without a time.
@@ -67,6 +69,7 @@ class StepFigures:
     step_ms_p95: float | None = None
     input_wait_ms: float | None = None
     callbacks_ms: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    epoch_hooks_ms: Mapping[str, float] = dataclasses.field(default_factory=dict)
     checkpoint_ms: float = 0.0
     checkpoint_names: tuple[str, ...] = ()
     dispatch_ms: float | None = None
@@ -78,6 +81,7 @@ class StepFigures:
     cpu_share_percent: float | None = None
     reads_fast_dataset: bool | None = None
     why_no_input_wait: str | None = None
+    backend: str = "tensorflow"
 
     def __post_init__(self) -> None:
         times = {
@@ -156,18 +160,24 @@ def judge(figures: StepFigures, warn_below: float = WARN_BELOW_PERCENT) -> Verdi
 
     Args:
         figures: of an epoch or of a measurement.
-        warn_below: from which share of the time on, in per cent, the hardware counts as used. Default 70.
+        warn_below: share of the time, in per cent, below which the use of the hardware is worth a warning. Default 70.
 
     Returns:
-        The verdict. Hardware that is used enough is "compute-bound" whatever the largest of the other shares.
+        The verdict. Hardware that is used enough, for this limit and for the usual one, is "compute-bound" whatever the
+        largest of the other shares. A lower limit, or 0, leaves the cause as it is, and no warning.
     """
     special = _of_gpus(figures, warn_below)
     if special is not None:
         return special
-    shares = figures.shares_percent()
     busy = figures.busy_percent
-    if busy >= warn_below:
+    if busy >= max(warn_below, WARN_BELOW_PERCENT):
         return _used_enough(figures, busy)
+    return dataclasses.replace(_idle(figures, busy), is_warning=busy < warn_below)
+
+
+def _idle(figures: StepFigures, busy: float) -> Verdict:
+    """What hardware waits for that is not used enough."""
+    shares = figures.shares_percent()
     cause = max(shares, key=lambda name: shares[name])
     if shares[cause] >= MAIN_CAUSE_PERCENT:
         return _VERDICTS[cause](figures, shares[cause])
@@ -207,7 +217,7 @@ def _of_gpus(figures: StepFigures, warn_below: float) -> Verdict | None:
         slowest = min(range(len(utilizations)), key=lambda index: utilizations[index])
         others = [value for index, value in enumerate(utilizations) if index != slowest]
         behind = sum(others) / len(others) - utilizations[slowest]
-        if utilizations[slowest] < warn_below and behind >= LAGGING_POINTS:
+        if utilizations[slowest] < max(warn_below, WARN_BELOW_PERCENT) and behind >= LAGGING_POINTS:
             text = (
                 f"GPU {slowest} of those in use is busy {utilizations[slowest]:.0f} % of the time, the others "
                 f"{sum(others) / len(others):.0f} %."
@@ -216,7 +226,7 @@ def _of_gpus(figures: StepFigures, warn_below: float) -> Verdict | None:
                 "Train under keras_turbo.distribute(), so that each GPU gets an equal part of a batch, or hide the GPU "
                 "that is not needed: CUDA_VISIBLE_DEVICES."
             )
-            return Verdict("gpu-lagging", behind, text, remedy, is_warning=True)
+            return Verdict("gpu-lagging", behind, text, remedy, is_warning=utilizations[slowest] < warn_below)
     throttled = figures.throttled_percent
     if throttled is not None and throttled >= THROTTLED_PERCENT and figures.throttle_reasons:
         reasons = " and ".join(figures.throttle_reasons)
@@ -247,13 +257,28 @@ def _input_bound(figures: StepFigures, share: float) -> Verdict:
 
 
 def _dispatch_bound(figures: StepFigures, share: float) -> Verdict:
-    text = (
-        f"steps of {figures.step_ms:.3g} ms are too short for Python between them: starting and ending executions of "
-        f"{figures.steps_per_execution} {'step' if figures.steps_per_execution == 1 else 'steps'} takes {share:.0f} %."
-    )
+    if figures.dispatch_ms is None:
+        # Told from what is idle: Python between steps, or between the operations of one.
+        text = (
+            f"the GPUs are idle for {share:.0f} % of a step's {figures.step_ms:.3g} ms that neither input nor "
+            "callbacks take: its operations, or the steps themselves, are too short for what starting each costs."
+        )
+    else:
+        steps = f"{figures.steps_per_execution} {'step' if figures.steps_per_execution == 1 else 'steps'}"
+        text = (
+            f"steps of {figures.step_ms:.3g} ms are too short for Python between them: starting and ending executions "
+            f"of {steps} takes {share:.0f} %."
+        )
+    return Verdict("dispatch-bound", share, text, _longer_executions(figures), is_warning=True)
+
+
+def _longer_executions(figures: StepFigures) -> str:
+    if figures.backend == "jax":
+        return "model.compile(..., steps_per_execution=32) returns to Python after each 32nd step alone."
+    if figures.backend != "tensorflow":
+        return "Larger batches make fewer steps; on Keras' other backends several can be run in one execution."
     more = ", find_batch_size=True" if figures.steps_per_execution > 1 else ""
-    remedy = f"keras_turbo.tune(model, train{more}) before fit runs many steps in one execution."
-    return Verdict("dispatch-bound", share, text, remedy, is_warning=True)
+    return f"keras_turbo.tune(model, train{more}) before fit runs many steps in one execution."
 
 
 def _callback_bound(figures: StepFigures, share: float) -> Verdict:
@@ -263,7 +288,10 @@ def _callback_bound(figures: StepFigures, share: float) -> Verdict:
         f"callbacks take {share:.0f} % of a step's {figures.step_ms:.3g} ms, most of it {name}: "
         f"{milliseconds:.3g} ms a step."
     )
-    remedy = f"Do less in {name}'s batch hooks (each 100th batch: `if batch % 100 == 0`), or do it in on_epoch_end."
+    if figures.epoch_hooks_ms.get(name, 0.0) > milliseconds / 2:
+        remedy = f"Do less in {name}'s on_epoch_end, or do it in each tenth epoch alone: `if epoch % 10 == 0:`."
+    else:
+        remedy = f"Do less in {name}'s batch hooks, or do it in each 100th batch alone: `if batch % 100 == 0:`."
     return Verdict("callback-bound", share, text, remedy, is_warning=True)
 
 

@@ -133,7 +133,7 @@ def why_not_timeable(iterator: Any) -> str | None:
         iterator: what `fit` gives to a train function.
     """
     if isinstance(iterator, tf.distribute.DistributedIterator):
-        return "under a distribution strategy, batches are made on several devices"
+        return "under a distribution strategy, batches reach the devices through iterators of its own"
     if not isinstance(iterator, tf.data.Iterator) or not tf.nest.flatten(iterator, expand_composites=True):
         return f"batches come from a {type(iterator).__name__}, which is no iterator over a tf.data.Dataset"
     unknown = [leaf for leaf in tf.nest.flatten(iterator.element_spec) if _flat_spec(leaf) is None]

@@ -138,7 +138,7 @@ class _Life:
 
 def _wait_for(wake: queue.SimpleQueue[None], seconds: float) -> None:
     with contextlib.suppress(queue.Empty):
-        wake.get(timeout=seconds)
+        wake.get(timeout=min(seconds, threading.TIMEOUT_MAX))
 
 
 class Sampler:

@@ -314,7 +314,11 @@ def number(variable: Any) -> Any:
     Returns:
         A Python number.
     """
-    return np.asarray(ops.convert_to_numpy(variable)).item()
+    value: Any = ops.convert_to_tensor(variable)
+    if keras.config.backend() == "tensorflow":
+        # Read first: NumPy 2 warns of a variable that is to become an array by itself.
+        value = tf.convert_to_tensor(value)
+    return np.asarray(ops.convert_to_numpy(value)).item()
 
 
 def warn_of_scaling(optimizer: SafeLossScaleOptimizer, skipped_in_a_row: int, many: int) -> None:

@@ -309,6 +309,19 @@ def test_a_folder_that_can_not_be_made_fails_before_the_first_batch(tmp_path):
     assert wait_for_no_threads()
 
 
+def test_a_folder_with_a_scheme_is_of_tensorflows_file_systems(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    small_model().fit(X, Y, epochs=2, verbose=0, callbacks=[quiet(log_dir="ram://gpu_utilization/logs")])
+    assert len(tf.io.gfile.listdir("ram://gpu_utilization/logs")) == 1
+    assert os.listdir(tmp_path) == []
+    batches = []
+    looks = keras.callbacks.LambdaCallback(on_train_batch_begin=lambda batch, logs: batches.append(batch))
+    with pytest.raises(OSError, match="nowhere://logs"):
+        small_model().fit(X, Y, verbose=0, callbacks=[looks, quiet(log_dir="nowhere://logs")])
+    assert batches == []
+    tf.io.gfile.rmtree("ram://gpu_utilization")
+
+
 def test_no_nvml_is_one_warning_and_no_figure(gpus):
     gpus(sample(), problem="No NVIDIA driver on this machine.")
     callback = quiet()
@@ -574,6 +587,43 @@ def test_executions_that_another_callback_answers_do_not_count():
     assert history.keys() > STEP_FIGURES
 
 
+def test_what_callbacks_train_by_themselves_is_their_own():
+    class TrainsMore(keras.callbacks.Callback):
+        def more(self, *_, **__):
+            self.model.train_on_batch(X[:6], Y[:6])
+
+        on_train_batch_begin = on_train_batch_end = on_epoch_begin = on_epoch_end = more
+
+    callback = quiet()
+    history = small_model().fit(X, Y, batch_size=6, epochs=3, verbose=0, callbacks=[callback, TrainsMore()]).history
+    assert history.keys() > STEP_FIGURES
+    assert all(len(history[name]) == 3 for name in STEP_FIGURES)
+    assert callback.figures.why_no_input_wait is None
+    # Of fit's own 7 batches alone.
+    seconds = callback.figures.step_ms * 7 / 1000
+    assert history["examples_per_second"][-1] * seconds <= 2 * 42
+    assert callback.figures.callbacks_ms["TrainsMore"] > 0
+
+
+def test_it_warns_of_nothing_itself():
+    # NumPy 2 warns of variables that become arrays by themselves.
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", "GpuUtilization gives no figures")
+        small_model(optimizer="adam").fit(X, Y, epochs=2, verbose=0, callbacks=[quiet()])
+
+
+def test_without_warnings_there_is_a_verdict_all_the_same():
+    class Sleeps(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            time.sleep(0.05)
+
+    callback = quiet(warn_below=0)
+    small_model().fit(X, Y, batch_size=6, epochs=2, verbose=0, callbacks=[callback, Sleeps()])
+    assert callback.verdict.kind == "callback-bound"
+    assert not callback.verdict.is_warning
+
+
 def test_eager_steps():
     model = small_model()
     model.compile("sgd", "mse", run_eagerly=True)
@@ -617,9 +667,17 @@ def test_without_keras_list_it_stays_silent():
         {"warn_below": -1},
         {"warn_below": 101},
         {"warn_below": None},
+        {"warn_below": 10**400},
+        {"interval": 1e12},
         {"log_dir": 3},
+        {"log_dir": ""},
     ],
 )
 def test_arguments_that_can_not_be(options):
     with pytest.raises(ValueError, match=f"`{next(iter(options))}` must be .* Received"):
         GpuUtilization(**options)
+
+
+@pytest.mark.parametrize("number", [np.float32(0.5), np.int64(1)])
+def test_numbers_of_numpy_are_numbers(number):
+    assert GpuUtilization(interval=number, warn_below=number).interval == float(number)

@@ -54,6 +54,10 @@ def test_each_remedy_is_a_line_of_code_and_names_what_it_is_about():
     slow_callback = judge(figures(callbacks_ms={"Fast": 1.0, "Slow": 6.0}))
     assert "Slow" in slow_callback.text
     assert "Slow" in slow_callback.remedy
+    assert "batch % 100" in slow_callback.remedy
+    at_epochs = judge(figures(callbacks_ms={"Fast": 1.0, "Slow": 6.0}, epoch_hooks_ms={"Slow": 5.0}))
+    assert "epoch % 10" in at_epochs.remedy
+    assert "batch" not in at_epochs.remedy
     assert "keras_turbo.FastDataset(" in judge(figures(input_wait_ms=8.0)).remedy
     assert "train.report()" in judge(figures(input_wait_ms=8.0, reads_fast_dataset=True)).remedy
     assert "keras_turbo.tune(model, train)" in judge(figures(dispatch_ms=8.0)).remedy
@@ -68,6 +72,15 @@ def test_each_remedy_is_a_line_of_code_and_names_what_it_is_about():
     assert both.remedy.startswith("AsyncCheckpoint without ModelCheckpoint ")
 
 
+def test_tune_is_a_remedy_where_it_can_be_called():
+    idle = figures(dispatch_ms=8.0)
+    assert "steps_per_execution=" in judge(dataclasses.replace(idle, backend="jax")).remedy
+    on_torch = judge(dataclasses.replace(idle, backend="torch")).remedy
+    assert "batches" in on_torch
+    for backend in ("jax", "torch"):
+        assert "tune(" not in judge(dataclasses.replace(idle, backend=backend)).remedy
+
+
 def test_what_is_compute_bound_is_promised_nothing():
     for changes in ({}, {"utilization_percent": 95.0}, {"dispatch_ms": None}):
         verdict = judge(figures(**changes))
@@ -79,9 +92,24 @@ def test_what_is_compute_bound_is_promised_nothing():
 def test_a_warning_comes_below_the_limit_alone():
     idle = figures(input_wait_ms=4.0)
     assert judge(idle).is_warning
-    assert judge(idle, warn_below=60).kind == "compute-bound"
-    assert not judge(idle, warn_below=60).is_warning
-    assert not judge(idle, warn_below=0).is_warning
+    for limit in (60, 0):
+        # The cause stays what it is: a model that waits for 40 % of the time is not called compute-bound.
+        assert judge(idle, warn_below=limit).kind == "input-bound"
+        assert not judge(idle, warn_below=limit).is_warning
+    lagging = figures(utilization_percent=50.0, gpu_utilization_percents=(80.0, 20.0))
+    assert judge(lagging, warn_below=0).kind == "gpu-lagging"
+    assert not judge(lagging, warn_below=0).is_warning
+    assert judge(lagging).is_warning
+    # A higher limit counts too.
+    assert judge(figures(input_wait_ms=2.5), warn_below=90).kind == "input-bound"
+    assert judge(figures(input_wait_ms=2.5), warn_below=90).is_warning
+
+
+def test_idle_gpus_that_nothing_explains_are_not_put_down_to_short_steps():
+    slow = judge(figures(step_ms=800.0, dispatch_ms=None, utilization_percent=40.0, input_wait_ms=1.0))
+    assert slow.kind == "dispatch-bound"
+    assert "too short for Python between them" not in slow.text
+    assert "idle for 60 % of a step's 800 ms" in slow.text
 
 
 def test_a_busy_gpu_at_its_power_limit_is_no_reason_for_a_warning():

@@ -182,6 +182,7 @@ def test_a_slow_callback_at_the_end_of_epochs():
     verdict, _, _ = verdict_on(tiny(), X, Y, batch_size=ROWS, callbacks=[Evaluates()])
     assert verdict.kind == "callback-bound"
     assert "Evaluates" in verdict.text
+    assert "on_epoch_end" in verdict.remedy
 
 
 @pytest.mark.parametrize("save_freq", ["epoch", 2])
