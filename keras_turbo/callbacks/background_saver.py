@@ -207,7 +207,8 @@ class BackgroundSaver:
         while location.files.exists(location.child(free)):
             folder = location.child(free)
             is_ours = location.files.is_folder(folder) and not foreign_names(location, free)
-            if is_ours and not examine(location, folder).ok:
+            health = examine(location, folder) if is_ours else None
+            if health is not None and not health.ok and not health.newer:
                 # It was passed over when this run was resumed, and its steps are done anew.
                 delete_checkpoint(self._directory, free)
                 break

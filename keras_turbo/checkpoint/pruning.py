@@ -79,7 +79,8 @@ class Pruner:
             health = examine(location, location.child(name), checksums=False)
             if health.ok and health.state is not None:
                 entries.append(self._entry(name, health.state))
-            else:
+            elif not health.newer:
+                # What a later version wrote is for that version to delete.
                 entries.append(SavedCheckpoint(name, 0.0, None, good=False))
         return entries[::-1]
 

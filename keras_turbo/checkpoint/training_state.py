@@ -47,6 +47,10 @@ def current_versions() -> dict[str, str]:
     }
 
 
+class NewerFormatError(ValueError):
+    """Something was written by a later version of keras_turbo: it is not damaged, this version just can't read it."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainingState:
     """Where a run is, as far as it isn't arrays.
@@ -160,7 +164,7 @@ class TrainingState:
         if isinstance(version, int) and not isinstance(version, bool) and version > FORMAT_VERSION:
             versions = raw.get("versions")
             writer = versions.get("keras_turbo") if isinstance(versions, dict) else None
-            raise ValueError(
+            raise NewerFormatError(
                 f"The training state has format version {version}, written by keras_turbo {writer}; this version of "
                 f"keras_turbo knows {FORMAT_VERSION}. Install a newer one to read it."
             )

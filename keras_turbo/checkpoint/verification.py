@@ -13,7 +13,7 @@ from keras_turbo.checkpoint.checksums import ALGORITHM, checksum_of
 from keras_turbo.checkpoint.location import Directory, Location, locate
 from keras_turbo.checkpoint.names import EXTRA, MARKER, SHARDED_WEIGHTS, STATE, WEIGHTS
 from keras_turbo.checkpoint.retrying import TRANSIENT_READING, retried
-from keras_turbo.checkpoint.training_state import FORMAT_VERSION, TrainingState
+from keras_turbo.checkpoint.training_state import FORMAT_VERSION, NewerFormatError, TrainingState
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class Health:
         state: its training state, None where that can't be read.
         nbytes: size of its files, as far as they are there.
         whole: whether checksums were compared; else only names and sizes.
+        newer: whether a later version of keras_turbo wrote it: nothing is wrong with it, but here it can't be restored.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Health:
     state: TrainingState | None
     nbytes: int
     whole: bool
+    newer: bool = False
 
     @property
     def ok(self) -> bool:
@@ -79,8 +81,12 @@ def examine(location: Location, path: str, *, checksums: bool = True) -> Health:
     problems: list[str] = []
     state = None
     nbytes = 0
+    newer = False
     try:
         state = _read_state(location, path, problems)
+    except NewerFormatError as error:
+        newer = True
+        problems.append(str(error))
     except (OSError, ValueError) as error:
         problems.append(_told(error))
     names = state.files if state is not None else {}
@@ -96,7 +102,7 @@ def examine(location: Location, path: str, *, checksums: bool = True) -> Health:
             problems.append(f"{name} {problem}")
     if state is not None and not ({WEIGHTS, SHARDED_WEIGHTS} & names.keys() and EXTRA in names):
         problems.append(f"{STATE} names no weights")
-    return Health(files.name_of(path), location.public(path), tuple(problems), state, nbytes, checksums)
+    return Health(files.name_of(path), location.public(path), tuple(problems), state, nbytes, checksums, newer)
 
 
 def _read_state(location: Location, path: str, problems: list[str]) -> TrainingState | None:
@@ -107,6 +113,8 @@ def _read_state(location: Location, path: str, problems: list[str]) -> TrainingS
     except FileNotFoundError:
         problems.append(f"no commit marker ({MARKER}): its writing broke off")
         marker = None
+    except NewerFormatError:
+        raise
     except ValueError as error:
         problems.append(f"{MARKER} {error}")
         marker = None
@@ -130,7 +138,9 @@ def _marker(content: bytes) -> dict[str, Any]:
         raise ValueError("is damaged") from None
     version = marker.get("format_version") if isinstance(marker, dict) else None
     if isinstance(version, int) and version > FORMAT_VERSION:
-        raise ValueError(f"has format version {version}; this version of keras_turbo knows {FORMAT_VERSION}")
+        raise NewerFormatError(
+            f"{MARKER} has format version {version}; this version of keras_turbo knows {FORMAT_VERSION}"
+        )
     record = marker.get(STATE) if isinstance(marker, dict) else None
     if version != FORMAT_VERSION or not isinstance(record, dict) or not {"bytes", "checksum"} <= record.keys():
         raise ValueError("is damaged")

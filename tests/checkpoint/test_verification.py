@@ -14,6 +14,7 @@ import pytest
 from keras_turbo.checkpoint import latest, restore, retrying, verify
 from keras_turbo.checkpoint.checksums import checksum_of
 from keras_turbo.checkpoint.local_files import LocalFiles
+from keras_turbo.checkpoint.pruning import Pruner
 from keras_turbo.checkpoint.restoring import read_checkpoint
 from tests.checkpoint.saved import flip_bit, make_state, save
 
@@ -160,7 +161,21 @@ def test_a_newer_format_is_named(directory):
     path = directory / "step-00000003" / "COMMITTED"
     marker = {**json.loads(path.read_text()), "format_version": 2}
     path.write_text(json.dumps(marker))
-    assert "COMMITTED has format version 2; this version of keras_turbo knows 1" in verify(directory)[-1].problems
+    health = verify(directory)[-1]
+    assert "COMMITTED has format version 2; this version of keras_turbo knows 1" in health.problems
+    assert health.newer
+    assert not health.ok
+
+
+def test_what_a_later_version_wrote_is_never_deleted(directory):
+    path = directory / "step-00000001" / "COMMITTED"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format_version": 2}))
+    pruner = Pruner(directory, max_to_keep=1, keep_best=0, keep_every_hours=None)
+    save(directory, 4)
+    deleted = pruner.saved("step-00000004", verify(directory)[-1].state)
+    assert "step-00000001" not in deleted
+    assert "step-00000002" in deleted
+    assert (directory / "step-00000001").is_dir()
 
 
 def test_an_unknown_checksum_is_named(tmp_path):
