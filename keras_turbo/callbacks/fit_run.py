@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import types
 import warnings
 import weakref
 from pathlib import Path
@@ -221,6 +222,9 @@ class FitRun:
 
     def _intercept(self, run: Run, iterator: Any) -> Any:
         """Stands before the train function, and counts; answers for what an earlier run has done."""
+        if isinstance(iterator, types.GeneratorType):
+            # What train_on_batch gives: another callback trains on batches of its own.
+            return run(iterator)
         if self._position.meets(iterator) and self.is_left_behind:
             # It is not this one's `fit` that calls.
             try:

@@ -159,6 +159,23 @@ class TestWhenItSaves:
         assert names(tmp_path) == []
 
 
+class TrainingBeside(keras.callbacks.Callback):
+    """Trains on one more batch of its own after each of fit's."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.model.train_on_batch(X[:4], Y[:4])
+
+
+def test_batches_that_another_callback_trains_on_are_no_batches_of_the_epoch(tmp_path):
+    model = small_model()
+    fit(model, TrainingBeside(), AsyncCheckpoint(tmp_path), epochs=2)
+    saved = [state_of(tmp_path, name) for name in names(tmp_path)]
+    assert [(state.epoch, state.batch, state.steps, state.optimizer_step) for state in saved] == [
+        (1, 0, 4, 8),
+        (2, 0, 8, 16),
+    ]
+
+
 class TestWhatItSaves:
     def test_weights_of_one_moment(self, tmp_path):
         class Counting(keras.Model):
