@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -69,8 +70,12 @@ def audit(
     for name, value in (("steps", steps), ("batch_size", batch_size)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"`{name}` must be an integer from 1. Received: {value!r}.")
-    if isinstance(budget_seconds, bool) or not isinstance(budget_seconds, (int, float)) or not budget_seconds > 0:
-        raise ValueError(f"`budget_seconds` must be a number of seconds above 0. Received: {budget_seconds!r}.")
+    if (
+        isinstance(budget_seconds, bool)
+        or not isinstance(budget_seconds, (int, float))
+        or not 0 < budget_seconds < math.inf
+    ):
+        raise ValueError(f"`budget_seconds` must be a finite number of seconds above 0. Received: {budget_seconds!r}.")
     unknown = [each for each in ([remedies] if isinstance(remedies, str) else remedies) if each not in REMEDIES]
     if isinstance(remedies, str) or unknown:
         raise ValueError(f"`remedies` must be a tuple with some of {tuple(REMEDIES)}. Received: {remedies!r}.")

@@ -310,8 +310,8 @@ def _facts(bench: Bench, utilization: Utilization) -> dict[str, str]:
 def _notes(bench: Bench) -> Iterator[str]:
     if bench.callbacks.left_out:
         yield (
-            f"Not run: {', '.join(bench.callbacks.left_out)}: what saves, restores or measures. GpuUtilization times "
-            "it while you train."
+            f"Not run: {', '.join(bench.callbacks.left_out)}: what saves, restores, logs or measures. GpuUtilization "
+            "times it while you train."
         )
     if bench.data.moves_on is not None:
         yield f"{bench.data.moves_on[0].upper()}{bench.data.moves_on[1:]}."

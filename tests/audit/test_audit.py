@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import importlib
 import random
 import threading
@@ -21,8 +22,16 @@ from keras_turbo.execution.installation import apply_setting, setting_of
 from keras_turbo.execution.random_states import kept_random_states
 from keras_turbo.execution.setting import ExecutionSetting
 from tests.audit.cases import CLASSES, FEATURES, SlowCallback, compiled, examples, model
+from tests.audit.turns import turns_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning")
+
+
+@pytest.fixture(autouse=True)
+def turns_of_a_moment():
+    # What is measured does not matter here.
+    with turns_of(0.02):
+        yield
 
 
 def test_the_function_and_the_package_of_its_name():
@@ -94,7 +103,6 @@ def test_training_goes_on_as_without_it(kind, is_fitted, remedies):
                 given,
                 batch_size=8,
                 steps=5,
-                budget_seconds=8,
                 remedies=remedies,
                 callbacks=[SlowCallback(0.1)],
             )
@@ -114,7 +122,7 @@ def test_the_setting_of_tune_stays():
     setting = ExecutionSetting("graph", 10)
     apply_setting(tuned, setting)
     fit = tuned.fit
-    report = audit(tuned, data, steps=5, budget_seconds=4, remedies=("multi-step",))
+    report = audit(tuned, data, steps=5, remedies=("multi-step",))
     assert setting_of(tuned) == setting
     assert tuned.fit.__wrapped__ is fit.__wrapped__
     assert "tune() has set the model" in report.remedies[0].reason
@@ -133,7 +141,7 @@ def test_an_error_in_the_middle_leaves_all_as_it_was():
     trained, data, callback = model(), FastDataset(*examples(80), batch_size=4, shuffle=True, seed=0), Failing(0)
     weights = trained.get_weights()
     with pytest.raises(ArithmeticError, match="in the callback"):
-        audit(trained, data, callbacks=[callback], remedies=(), budget_seconds=4)
+        audit(trained, data, callbacks=[callback], remedies=())
     for after, before in zip(trained.get_weights(), weights, strict=True):
         np.testing.assert_array_equal(after, before)
     assert data.epochs_begun == 0
@@ -143,12 +151,43 @@ def test_an_error_in_the_middle_leaves_all_as_it_was():
     assert not [thread for thread in threading.enumerate() if "sampler" in thread.name and not thread.daemon]
 
 
+class Collecting(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.batches = [-1]
+        self.by_name = {"losses": [0.5], "last": collections.deque([1, 2], maxlen=2)}
+        self.sums = np.zeros(2)
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.batches.append(batch)
+        self.by_name["losses"].append(logs["loss"])
+        self.by_name["last"].append(batch)
+        self.by_name[f"batch {batch}"] = batch
+        self.sums += 1
+        self.new = self.batches
+
+
+def test_what_callbacks_collect_is_forgotten_in_the_very_same_objects():
+    callback = Collecting()
+    batches, losses = callback.batches, callback.by_name["losses"]
+    audit(model(), FastDataset(*examples(40), batch_size=4), steps=4, callbacks=[callback], remedies=())
+    assert callback.batches is batches
+    assert batches == [-1]
+    assert callback.by_name["losses"] is losses
+    assert callback.by_name == {"losses": [0.5], "last": collections.deque([1, 2])}
+    np.testing.assert_array_equal(callback.sums, [0, 0])
+    assert "new" not in vars(callback)
+
+
 def test_what_saves_is_not_run(tmp_path):
     saving = keras.callbacks.ModelCheckpoint(tmp_path / "best.weights.h5", save_weights_only=True, save_freq=1)
+    (tmp_path / "log.csv").write_text("of an earlier training")
+    logging = keras.callbacks.CSVLogger(tmp_path / "log.csv")
     data = FastDataset(*examples(40), batch_size=4)
-    report = audit(model(), data, steps=4, callbacks=[saving], remedies=(), budget_seconds=3)
-    assert list(tmp_path.iterdir()) == []
-    assert any("Not run: ModelCheckpoint" in note for note in report.notes)
+    report = audit(model(), data, steps=4, callbacks=[saving, logging], remedies=())
+    assert [each.name for each in tmp_path.iterdir()] == ["log.csv"]
+    assert (tmp_path / "log.csv").read_text() == "of an earlier training"
+    assert any("Not run: ModelCheckpoint, CSVLogger" in note for note in report.notes)
     assert report.gains == ()
     assert report.remedies == ()
 
@@ -202,7 +241,8 @@ def uncompiled():
         (model, examples(8), {"steps": 0}, ValueError, "`steps` must be an integer from 1. Received: 0"),
         (model, examples(8), {"steps": True}, ValueError, "`steps` must be an integer from 1"),
         (model, examples(8), {"batch_size": 0}, ValueError, "`batch_size` must be an integer from 1"),
-        (model, examples(8), {"budget_seconds": 0}, ValueError, "`budget_seconds` must be a number of seconds above 0"),
+        (model, examples(8), {"budget_seconds": 0}, ValueError, "`budget_seconds` must be a finite number of seconds"),
+        (model, examples(8), {"budget_seconds": float("inf")}, ValueError, "`budget_seconds` must be a finite number"),
         (model, examples(8), {"callbacks": [1]}, TypeError, "`callbacks` must be those that fit"),
         (model, examples(8), {"remedies": "cache"}, ValueError, "`remedies` must be a tuple"),
         (model, examples(8), {"remedies": ("magic",)}, ValueError, "`remedies` must be a tuple.*magic"),
@@ -225,4 +265,4 @@ def test_a_strategy_and_debug_mode_are_refused(two_cpu_strategy):
 def test_what_fit_raises_is_raised():
     wrong = keras.Sequential([keras.Input([FEATURES + 1]), keras.layers.Dense(CLASSES)])
     with pytest.raises(ValueError, match="incompatible"):
-        audit(compiled(wrong), examples(16), batch_size=4, budget_seconds=3)
+        audit(compiled(wrong), examples(16), batch_size=4)
