@@ -18,5 +18,6 @@ def turns_of(seconds: float) -> Iterator[None]:
         patch.setattr(bench, "_TURN_SHARE", seconds / 60)
         patch.setattr(measuring, "_ROUNDS_SHARE", 4 * seconds / 60)
         patch.setattr(measuring, "_RACE_SHARE", 20 * seconds / 60)
+        patch.setattr(measuring, "_ENTRY_SHARE", 40 * seconds / 60)
         patch.setattr(measuring, "_STAGES_SHARE", 2 * seconds / 60)
         yield
