@@ -7,9 +7,9 @@ import io
 import os
 from typing import IO, Any
 
-from keras_turbo.audit.parts import StepParts
-from keras_turbo.audit.remedies.remedy import Remedy
-from keras_turbo.audit.utilization import Utilization
+from keras_turbo.auditing.parts import StepParts
+from keras_turbo.auditing.remedies.remedy import Remedy
+from keras_turbo.auditing.utilization import Utilization
 from keras_turbo.callbacks.verdict import Verdict
 from keras_turbo.data.report import PipelineReport
 
@@ -88,7 +88,7 @@ class AuditReport:
             FileNotFoundError: its folder does not exist.
             IsADirectoryError: it is a folder.
         """
-        from keras_turbo.audit.page import save_page
+        from keras_turbo.auditing.page import save_page
 
         save_page(self, path)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from keras_turbo.cli import main
-from tests.audit.turns import turns_of
+from tests.auditing.turns import turns_of
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from keras_turbo.audit.page import page_of
-from keras_turbo.audit.parts import StepParts
-from keras_turbo.audit.remedies.remedy import Remedy, does_not_apply
-from keras_turbo.audit.report import AuditReport
-from keras_turbo.audit.utilization import BASELINE, Phase, Utilization
+from keras_turbo.auditing.page import page_of
+from keras_turbo.auditing.parts import StepParts
+from keras_turbo.auditing.remedies.remedy import Remedy, does_not_apply
+from keras_turbo.auditing.report import AuditReport
+from keras_turbo.auditing.utilization import BASELINE, Phase, Utilization
 from keras_turbo.callbacks.verdict import judge
 from keras_turbo.data.report import PipelineReport, StageFigures
-from tests.audit.browser import run_browser
+from tests.auditing.browser import run_browser
 
 HOSTILE = "<script>document.title='taken'</script>"
 LONG = "classifier_of_" + 60 * "something"

@@ -10,8 +10,8 @@ import pytest
 
 import keras_turbo
 from keras_turbo import FastDataset
-from tests.audit.cases import CLASSES, SlowCallback, compiled, examples, model, slow_input, step_ms
-from tests.audit.turns import turns_of
+from tests.auditing.cases import CLASSES, SlowCallback, compiled, examples, model, slow_input, step_ms
+from tests.auditing.turns import turns_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning")]
 

@@ -18,11 +18,11 @@ from typing import IO, Any
 
 import keras
 
-from keras_turbo.audit.audit import require_auditable
-from keras_turbo.audit.callback_times import each_callback
-from keras_turbo.audit.fit_input import FitInput
-from keras_turbo.audit.measuring import audit_fit
-from keras_turbo.audit.report import AuditReport
+from keras_turbo.auditing.audit import require_auditable
+from keras_turbo.auditing.callback_times import each_callback
+from keras_turbo.auditing.fit_input import FitInput
+from keras_turbo.auditing.measuring import audit_fit
+from keras_turbo.auditing.report import AuditReport
 from keras_turbo.execution.patching import replaced_method
 
 # What belongs to a script's data, of the arguments of fit.

@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from keras_turbo.audit.contents import Contents
+from keras_turbo.auditing.contents import Contents
 from keras_turbo.execution.patching import replaced_attribute
 
 # These save (or measure) and say so by their names. One that saves during an audit could take the place of a good

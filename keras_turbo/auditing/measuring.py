@@ -12,23 +12,23 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_turbo.audit.bench import Bench
-from keras_turbo.audit.callback_times import UserCallbacks
-from keras_turbo.audit.fit_input import FitInput, held
-from keras_turbo.audit.fit_runs import FitRuns, Reset
-from keras_turbo.audit.input_alone import first_batches, input_ms
-from keras_turbo.audit.parts import StepParts
-from keras_turbo.audit.pipeline_graph import pipeline_graph
-from keras_turbo.audit.remedies.callback import slow_callback
-from keras_turbo.audit.remedies.execution import multi_step, xla
-from keras_turbo.audit.remedies.input_remedies import cache, fast_dataset, workers
-from keras_turbo.audit.remedies.larger_batch import larger_batch
-from keras_turbo.audit.remedies.mixed_precision import mixed_precision
-from keras_turbo.audit.remedies.remedy import Remedy, not_measured
-from keras_turbo.audit.remedies.together import together
-from keras_turbo.audit.remedies.uint8 import uint8_input
-from keras_turbo.audit.report import AuditReport
-from keras_turbo.audit.utilization import Recorder, Utilization
+from keras_turbo.auditing.bench import Bench
+from keras_turbo.auditing.callback_times import UserCallbacks
+from keras_turbo.auditing.fit_input import FitInput, held
+from keras_turbo.auditing.fit_runs import FitRuns, Reset
+from keras_turbo.auditing.input_alone import first_batches, input_ms
+from keras_turbo.auditing.parts import StepParts
+from keras_turbo.auditing.pipeline_graph import pipeline_graph
+from keras_turbo.auditing.remedies.callback import slow_callback
+from keras_turbo.auditing.remedies.execution import multi_step, xla
+from keras_turbo.auditing.remedies.input_remedies import cache, fast_dataset, workers
+from keras_turbo.auditing.remedies.larger_batch import larger_batch
+from keras_turbo.auditing.remedies.mixed_precision import mixed_precision
+from keras_turbo.auditing.remedies.remedy import Remedy, not_measured
+from keras_turbo.auditing.remedies.together import together
+from keras_turbo.auditing.remedies.uint8 import uint8_input
+from keras_turbo.auditing.report import AuditReport
+from keras_turbo.auditing.utilization import Recorder, Utilization
 from keras_turbo.callbacks.verdict import judge
 from keras_turbo.data.report import PipelineReport
 from keras_turbo.execution.candidates import KINDS, candidate_settings

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from keras_turbo.audit import bench, measuring
+from keras_turbo.auditing import bench, measuring
 
 
 @contextlib.contextmanager

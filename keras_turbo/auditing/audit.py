@@ -9,10 +9,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_turbo.audit.callback_times import each_callback
-from keras_turbo.audit.fit_input import FitInput
-from keras_turbo.audit.measuring import REMEDIES, audit_fit
-from keras_turbo.audit.report import AuditReport
+from keras_turbo.auditing.callback_times import each_callback
+from keras_turbo.auditing.fit_input import FitInput
+from keras_turbo.auditing.measuring import REMEDIES, audit_fit
+from keras_turbo.auditing.report import AuditReport
 
 
 def audit(
