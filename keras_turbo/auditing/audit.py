@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Sequence
 from typing import Any
 
@@ -68,7 +69,7 @@ def audit(
     if not isinstance(model, keras.Model):
         raise TypeError(f"`model` must be a keras.Model. Received: {type(model).__name__}.")
     for name, value in (("steps", steps), ("batch_size", batch_size)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
             raise ValueError(f"`{name}` must be an integer from 1. Received: {value!r}.")
     if (
         isinstance(budget_seconds, bool)
@@ -81,9 +82,9 @@ def audit(
         raise ValueError(f"`remedies` must be a tuple with some of {tuple(REMEDIES)}. Received: {remedies!r}.")
     each_callback(callbacks)
     require_auditable(model)
-    found = FitInput.of(data, batch_size)
+    found = FitInput.of(data, int(batch_size))
     return audit_fit(
-        model, found, callbacks, steps=steps, budget_seconds=float(budget_seconds), remedies=tuple(remedies)
+        model, found, callbacks, steps=int(steps), budget_seconds=float(budget_seconds), remedies=tuple(remedies)
     )
 
 
