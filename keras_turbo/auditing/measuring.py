@@ -51,6 +51,9 @@ _STAGES_SHARE = 0.05
 # A way to run the steps that is so much slower is not tried for more of them.
 _HOPELESS = 1.5
 
+# With so few batches an epoch, what comes between epochs is told of.
+_FEW_BATCHES = 5
+
 # In the order in which they are tried: what gains most, most often, is first.
 REMEDIES: dict[str, Callable[[Bench], Remedy]] = {
     "cache": cache,
@@ -312,6 +315,12 @@ def _notes(bench: Bench) -> Iterator[str]:
         yield (
             f"Not run: {', '.join(bench.callbacks.left_out)}: what saves, restores, logs or measures. GpuUtilization "
             "times it while you train."
+        )
+    batches = bench.data.num_batches
+    if batches is not None and batches < _FEW_BATCHES:
+        yield (
+            f"An epoch has {batches} {'batch' if batches == 1 else 'batches'}, so that what fit does between epochs is "
+            "much of the input wait: fewer, longer epochs (train.repeat(), steps_per_epoch) have less of it."
         )
     if bench.data.moves_on is not None:
         yield f"{bench.data.moves_on[0].upper()}{bench.data.moves_on[1:]}."

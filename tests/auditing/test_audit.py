@@ -147,6 +147,11 @@ def test_an_error_in_the_middle_leaves_all_as_it_was():
     assert not [thread for thread in threading.enumerate() if "sampler" in thread.name and not thread.daemon]
 
 
+def test_epochs_of_a_single_batch():
+    report = audit(model(), examples(8), batch_size=8, steps=np.int64(4), remedies=())
+    assert any("An epoch has 1 batch, so that what fit does between epochs" in note for note in report.notes)
+
+
 class Collecting(keras.callbacks.Callback):
     def __init__(self):
         super().__init__()
