@@ -168,24 +168,23 @@ class Collecting(keras.callbacks.Callback):
         self.new = self.batches
 
 
-def test_what_callbacks_collect_is_forgotten_in_the_very_same_objects():
+def test_what_callbacks_collect_is_forgotten_and_those_that_save_do_not_run(tmp_path):
+    (tmp_path / "log.csv").write_text("of an earlier training")
     callback = Collecting()
     batches, losses = callback.batches, callback.by_name["losses"]
-    audit(model(), FastDataset(*examples(40), batch_size=4), steps=4, callbacks=[callback], remedies=())
+    callbacks = [
+        keras.callbacks.ModelCheckpoint(tmp_path / "best.weights.h5", save_weights_only=True, save_freq=1),
+        keras.callbacks.CSVLogger(tmp_path / "log.csv"),
+        callback,
+    ]
+    report = audit(model(), FastDataset(*examples(40), batch_size=4), steps=4, callbacks=callbacks, remedies=())
+    # In the very same objects, which may have other names outside.
     assert callback.batches is batches
     assert batches == [-1]
     assert callback.by_name["losses"] is losses
     assert callback.by_name == {"losses": [0.5], "last": collections.deque([1, 2])}
     np.testing.assert_array_equal(callback.sums, [0, 0])
     assert "new" not in vars(callback)
-
-
-def test_what_saves_is_not_run(tmp_path):
-    saving = keras.callbacks.ModelCheckpoint(tmp_path / "best.weights.h5", save_weights_only=True, save_freq=1)
-    (tmp_path / "log.csv").write_text("of an earlier training")
-    logging = keras.callbacks.CSVLogger(tmp_path / "log.csv")
-    data = FastDataset(*examples(40), batch_size=4)
-    report = audit(model(), data, steps=4, callbacks=[saving, logging], remedies=())
     assert [each.name for each in tmp_path.iterdir()] == ["log.csv"]
     assert (tmp_path / "log.csv").read_text() == "of an earlier training"
     assert any("Not run: ModelCheckpoint, CSVLogger" in note for note in report.notes)
