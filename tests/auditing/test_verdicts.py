@@ -32,16 +32,16 @@ def remedy_of(report, name):
 
 
 def test_a_sleep_in_the_input_is_input_bound_and_a_cache_gains_what_it_was_said_to():
-    # fit makes the next batch while a step runs: of 90 ms it waits for 60.
-    report = keras_turbo.audit(model(30), slow_input(90, batches=6), steps=4, remedies=("cache", "multi-step"))
+    # fit makes the next batch while a step runs: of 150 ms it waits for 100.
+    report = keras_turbo.audit(model(50), slow_input(150, batches=5), steps=4, remedies=("cache", "multi-step"))
     assert report.verdict.kind == "input-bound"
     assert report.verdict.share_percent == pytest.approx(67, abs=10)
     timeline = report.parts.timeline()
     assert sum(timeline.values()) == pytest.approx(report.parts.step_ms, rel=0.1)
-    assert report.parts.input_alone_ms == pytest.approx(90, rel=0.3)
+    assert report.parts.input_alone_ms == pytest.approx(150, rel=0.3)
     cache = remedy_of(report, "cache")
     assert cache.status == "gain"
-    trained, slow = model(30), slow_input(90, batches=6)
+    trained, slow = model(50), slow_input(150, batches=5)
     assert is_what_it_gains(cache, lambda: step_ms(trained, slow) / step_ms(trained, slow.cache()))
     # The lines to add are those of the measurement.
     assert "cache()" in cache.code
