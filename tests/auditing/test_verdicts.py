@@ -27,6 +27,15 @@ def is_what_it_gains(remedy, applied):
     return any(remedy.times == pytest.approx(applied(), rel=0.2) for _ in range(3))
 
 
+def audited_as(kind, audited):
+    """A report with that verdict. What is no sleep is disturbed by a busy machine, which gets another chance."""
+    for _ in range(3):
+        report = audited()
+        if report.verdict.kind == kind:
+            return report
+    pytest.fail(f"{report.verdict.kind} in place of {kind}: {report.parts}")
+
+
 def remedy_of(report, name):
     return next(each for each in report.remedies if each.name == name)
 
@@ -78,17 +87,17 @@ def test_workers_of_a_py_dataset_gain_what_they_were_said_to():
 
 
 def test_a_slow_callback_is_named():
-    callback = SlowCallback(60)
+    callback = SlowCallback(120)
     report = keras_turbo.audit(model(), slow_input(1), steps=6, callbacks=[callback], remedies=("callbacks",))
     assert report.verdict.kind == "callback-bound"
     assert "SlowCallback" in report.verdict.text
-    assert report.parts.callbacks_ms["SlowCallback"] == pytest.approx(60, rel=0.3)
+    assert report.parts.callbacks_ms["SlowCallback"] == pytest.approx(120, rel=0.3)
     without = remedy_of(report, "callbacks")
     assert without.status == "gain"
-    assert without.before_ms - without.after_ms == pytest.approx(60, rel=0.3)
+    assert without.before_ms - without.after_ms == pytest.approx(120, rel=0.3)
     # It is as it was.
     assert callback.calls == []
-    assert set(vars(callback)) == set(vars(SlowCallback(60)))
+    assert set(vars(callback)) == set(vars(SlowCallback(120)))
 
 
 def test_a_model_that_computes_is_promised_nothing():
@@ -106,8 +115,8 @@ def test_a_large_model_is_compute_bound_and_faster_input_promises_nothing():
     large = compiled(keras.Sequential([keras.Input([1024]), *layers, keras.layers.Dense(CLASSES)]))
     random = np.random.default_rng(1)
     x = random.normal(size=(1024, 1024)).astype("float32")
-    report = keras_turbo.audit(large, (x, random.integers(0, CLASSES, len(x))), batch_size=128, steps=3, remedies=())
-    assert report.verdict.kind == "compute-bound"
+    data = (x, random.integers(0, CLASSES, len(x)))
+    report = audited_as("compute-bound", lambda: keras_turbo.audit(large, data, batch_size=128, steps=3, remedies=()))
     assert report.verdict.share_percent > 70
     assert report.gains == ()
 
@@ -115,7 +124,8 @@ def test_a_large_model_is_compute_bound_and_faster_input_promises_nothing():
 def test_a_tiny_model_is_dispatch_bound_and_several_steps_at_once_gain():
     tiny = model()
     data = FastDataset(*examples(4000), batch_size=4, shuffle=True, seed=0)
-    report = keras_turbo.audit(tiny, data, remedies=("workers", "multi-step"))
-    assert report.verdict.kind == "dispatch-bound"
+    report = audited_as(
+        "dispatch-bound", lambda: keras_turbo.audit(tiny, data, steps=200, remedies=("workers", "multi-step"))
+    )
     # It takes what is measured to be half of a step away.
     assert remedy_of(report, "multi-step").times > 1.2
