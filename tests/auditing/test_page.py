@@ -221,6 +221,13 @@ def test_the_terminal_shows_the_same():
     assert "[red]x[/red]" in str(hostile)
 
 
+def test_a_narrow_terminal_shortens_nothing(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    text = str(report_of())
+    assert "…" not in text
+    assert "gains" in text
+
+
 def test_nothing_gained():
     text = text_of(page_of(report_of(remedies=(does_not_apply("cache", "no"),))))
     assert "None of the remedies that were measured gained anything" in text
