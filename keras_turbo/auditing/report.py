@@ -103,11 +103,11 @@ class AuditReport:
         console.print(rich.text.Text(self.headline, style="bold"), soft_wrap=True)
         console.print()
         step = rich.table.Table(title=f"a step of fit: {self.parts.step_ms:.3g} ms", box=rich.box.SIMPLE)
-        # A narrow terminal breaks names and figures, and shortens none of them.
-        step.add_column("part", overflow="fold")
+        # A narrow terminal shortens the bars alone.
+        step.add_column("part", no_wrap=True)
         for heading in ("ms", "share"):
-            step.add_column(heading, justify="right", overflow="fold")
-        step.add_column("", no_wrap=True, overflow="crop")
+            step.add_column(heading, justify="right", no_wrap=True)
+        step.add_column("", overflow="crop")
         for part, ms in self.parts.timeline().items():
             share = ms / self.parts.step_ms
             step.add_row(part, f"{ms:.3g}", f"{share:.0%}", "█" * round(_BAR_WIDTH * share / 2))
