@@ -7,7 +7,7 @@ from keras_turbo.execution.tune import tune  # isort: skip (in the order in whic
 from keras_turbo.execution.debug_mode import debug_mode
 from keras_turbo.callbacks.async_checkpoint import AsyncCheckpoint
 from keras_turbo.callbacks.gpu_utilization import GpuUtilization  # isort: skip (in the order in which a batch meets them)
-from keras_turbo.audit.audit import audit  # isort: skip (the function has the name of its package)
+from keras_turbo.auditing.audit import audit
 
 __version__ = "0.1.0"
 

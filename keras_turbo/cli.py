@@ -222,7 +222,7 @@ def _add_audit(commands: argparse._SubParsersAction) -> None:
 
 
 def _run_audit(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
-    from keras_turbo.audit.script import ScriptError, audit_script
+    from keras_turbo.auditing.script import ScriptError, audit_script
 
     try:
         audit_script(

@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).parents[1] / "keras_turbo"
 
 FOUNDATIONS = {"data", "layers", "precision", "distribution", "checkpoint", "devices", "execution"}
 CALLBACKS = FOUNDATIONS | {"callbacks"}
-AUDIT = CALLBACKS | {"audit"}
+AUDIT = CALLBACKS | {"auditing"}
 # Which parts of keras_turbo each part may import, besides itself; "" is the package's own __init__.
 MAY_IMPORT = {
     # How far long work is, shown in a terminal; it imports nothing of ours.
@@ -26,7 +26,7 @@ MAY_IMPORT = {
     # A head is swapped for a safe one; layers import nothing of ours.
     "precision": {"progress", "devices", "layers"},
     "callbacks": FOUNDATIONS,
-    "audit": {"progress", *CALLBACKS},
+    "auditing": {"progress", *CALLBACKS},
     "": AUDIT,
     "demo": {"", "progress", *AUDIT},
     # Looks at the machine; what it says of keras_turbo's own parts are words.
@@ -99,15 +99,15 @@ def test_imports_point_one_way(path):
         ("keras_turbo.data.images", "from ..layers.mixed_precision_safe_head import MixedPrecisionSafeHead"),
         ("keras_turbo.data.sources.arrays", "from ...checkpoint import writer"),
         ("keras_turbo.data.images", "def f():\n    from keras_turbo.callbacks import GpuUtilization"),
-        ("keras_turbo.data.images", "if TYPE_CHECKING:\n    import keras_turbo.audit"),
+        ("keras_turbo.data.images", "if TYPE_CHECKING:\n    import keras_turbo.auditing"),
         ("keras_turbo.data.images", "importlib.import_module('keras_turbo.cli')"),
         ("keras_turbo.layers.head", "from keras_turbo.precision import policy"),
         ("keras_turbo.devices.hardware", "from keras_turbo.precision import policy"),
         ("keras_turbo.precision.safe", "from keras_turbo.execution import tune"),
         ("keras_turbo.execution.tune", "from keras_turbo.data import input_wait"),
         ("keras_turbo.checkpoint.writer", "from keras_turbo.callbacks import AsyncCheckpoint"),
-        ("keras_turbo.callbacks.gpu", "from keras_turbo.audit import verdict"),
-        ("keras_turbo.audit.verdict", "from keras_turbo import cli"),
+        ("keras_turbo.callbacks.gpu", "from keras_turbo.auditing import verdict"),
+        ("keras_turbo.auditing.verdict", "from keras_turbo import cli"),
         ("keras_turbo.demo", "from keras_turbo.cli import main"),
         ("keras_turbo.doctor.gpus", "from keras_turbo.data import input_wait"),
         ("keras_turbo", "from keras_turbo.cli import main"),
@@ -142,7 +142,7 @@ def test_relative_imports_of_a_package_start_at_itself(module, source):
         ),
         ("keras_turbo.data.images", "from keras_turbolift import layers"),
         ("keras_turbo.callbacks.gpu", "from keras_turbo.devices import nvml\nfrom ..data.input_wait import InputWait"),
-        ("keras_turbo.audit.verdict", "from keras_turbo import callbacks, data"),
+        ("keras_turbo.auditing.verdict", "from keras_turbo import callbacks, data"),
         ("keras_turbo.cli", "import keras_turbo as kt\nfrom keras_turbo import FastDataset, audit\nfrom . import demo"),
         ("keras_turbo.__main__", "from keras_turbo.cli import main"),
         ("keras_turbo.precision.safe", "from keras_turbo.layers import MixedPrecisionSafeHead"),

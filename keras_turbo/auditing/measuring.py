@@ -12,23 +12,23 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_turbo.audit.bench import Bench
-from keras_turbo.audit.callback_times import UserCallbacks
-from keras_turbo.audit.fit_input import FitInput, held
-from keras_turbo.audit.fit_runs import FitRuns, Reset
-from keras_turbo.audit.input_alone import first_batches, input_ms
-from keras_turbo.audit.parts import StepParts
-from keras_turbo.audit.pipeline_graph import pipeline_graph
-from keras_turbo.audit.remedies.callback import slow_callback
-from keras_turbo.audit.remedies.execution import multi_step, xla
-from keras_turbo.audit.remedies.input_remedies import cache, fast_dataset, workers
-from keras_turbo.audit.remedies.larger_batch import larger_batch
-from keras_turbo.audit.remedies.mixed_precision import mixed_precision
-from keras_turbo.audit.remedies.remedy import Remedy, not_measured
-from keras_turbo.audit.remedies.together import together
-from keras_turbo.audit.remedies.uint8 import uint8_input
-from keras_turbo.audit.report import AuditReport
-from keras_turbo.audit.utilization import Recorder, Utilization
+from keras_turbo.auditing.bench import Bench
+from keras_turbo.auditing.callback_times import UserCallbacks
+from keras_turbo.auditing.fit_input import FitInput, held
+from keras_turbo.auditing.fit_runs import FitRuns, Reset
+from keras_turbo.auditing.input_alone import first_batches, input_ms
+from keras_turbo.auditing.parts import StepParts
+from keras_turbo.auditing.pipeline_graph import pipeline_graph
+from keras_turbo.auditing.remedies.callback import slow_callback
+from keras_turbo.auditing.remedies.execution import multi_step, xla
+from keras_turbo.auditing.remedies.input_remedies import cache, fast_dataset, workers
+from keras_turbo.auditing.remedies.larger_batch import larger_batch
+from keras_turbo.auditing.remedies.mixed_precision import mixed_precision
+from keras_turbo.auditing.remedies.remedy import Remedy, not_measured
+from keras_turbo.auditing.remedies.together import together
+from keras_turbo.auditing.remedies.uint8 import uint8_input
+from keras_turbo.auditing.report import AuditReport
+from keras_turbo.auditing.utilization import Recorder, Utilization
 from keras_turbo.callbacks.verdict import judge
 from keras_turbo.data.report import PipelineReport
 from keras_turbo.execution.candidates import KINDS, candidate_settings
@@ -50,6 +50,9 @@ _RACE_SHARE = 0.1
 _STAGES_SHARE = 0.05
 # A way to run the steps that is so much slower is not tried for more of them.
 _HOPELESS = 1.5
+
+# With so few batches an epoch, what comes between epochs is told of.
+_FEW_BATCHES = 5
 
 # In the order in which they are tried: what gains most, most often, is first.
 REMEDIES: dict[str, Callable[[Bench], Remedy]] = {
@@ -310,8 +313,14 @@ def _facts(bench: Bench, utilization: Utilization) -> dict[str, str]:
 def _notes(bench: Bench) -> Iterator[str]:
     if bench.callbacks.left_out:
         yield (
-            f"Not run: {', '.join(bench.callbacks.left_out)}: what saves, restores or measures. GpuUtilization times "
-            "it while you train."
+            f"Not run: {', '.join(bench.callbacks.left_out)}: what saves, restores, logs or measures. GpuUtilization "
+            "times it while you train."
+        )
+    batches = bench.data.num_batches
+    if batches is not None and batches < _FEW_BATCHES:
+        yield (
+            f"An epoch has {batches} {'batch' if batches == 1 else 'batches'}, so that what fit does between epochs is "
+            "much of the input wait: fewer, longer epochs (train.repeat(), steps_per_epoch) have less of it."
         )
     if bench.data.moves_on is not None:
         yield f"{bench.data.moves_on[0].upper()}{bench.data.moves_on[1:]}."

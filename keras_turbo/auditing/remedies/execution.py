@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from keras_turbo.audit.bench import Bench
-from keras_turbo.audit.remedies.remedy import LEAST_GAIN, Remedy, does_not_apply
+from keras_turbo.auditing.bench import Bench
+from keras_turbo.auditing.remedies.remedy import LEAST_GAIN, Remedy, does_not_apply
 from keras_turbo.execution.batch_callbacks import needs_every_batch
 from keras_turbo.execution.race import Candidate
 

@@ -9,9 +9,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_turbo.audit.bench import Bench
-from keras_turbo.audit.remedies.copies import compile_alike, why_not_copyable
-from keras_turbo.audit.remedies.remedy import Remedy, does_not_apply, not_measured
+from keras_turbo.auditing.bench import Bench
+from keras_turbo.auditing.remedies.copies import compile_alike, why_not_copyable
+from keras_turbo.auditing.remedies.remedy import Remedy, does_not_apply, not_measured
 from keras_turbo.execution.race import short_reason
 from keras_turbo.execution.sample import RepeatedStack
 

@@ -7,9 +7,9 @@ import io
 import os
 from typing import IO, Any
 
-from keras_turbo.audit.parts import StepParts
-from keras_turbo.audit.remedies.remedy import Remedy
-from keras_turbo.audit.utilization import Utilization
+from keras_turbo.auditing.parts import StepParts
+from keras_turbo.auditing.remedies.remedy import Remedy
+from keras_turbo.auditing.utilization import Utilization
 from keras_turbo.callbacks.verdict import Verdict
 from keras_turbo.data.report import PipelineReport
 
@@ -88,7 +88,7 @@ class AuditReport:
             FileNotFoundError: its folder does not exist.
             IsADirectoryError: it is a folder.
         """
-        from keras_turbo.audit.page import save_page
+        from keras_turbo.auditing.page import save_page
 
         save_page(self, path)
 
@@ -103,10 +103,11 @@ class AuditReport:
         console.print(rich.text.Text(self.headline, style="bold"), soft_wrap=True)
         console.print()
         step = rich.table.Table(title=f"a step of fit: {self.parts.step_ms:.3g} ms", box=rich.box.SIMPLE)
-        step.add_column("part")
+        # A narrow terminal shortens the bars alone.
+        step.add_column("part", no_wrap=True)
         for heading in ("ms", "share"):
-            step.add_column(heading, justify="right")
-        step.add_column("")
+            step.add_column(heading, justify="right", no_wrap=True)
+        step.add_column("", overflow="crop")
         for part, ms in self.parts.timeline().items():
             share = ms / self.parts.step_ms
             step.add_row(part, f"{ms:.3g}", f"{share:.0%}", "█" * round(_BAR_WIDTH * share / 2))
@@ -128,10 +129,10 @@ class AuditReport:
         import rich.text
 
         table = rich.table.Table(title="remedies, each measured in fit", box=rich.box.SIMPLE)
-        table.add_column("remedy")
+        table.add_column("remedy", overflow="fold")
         for heading in ("before, ms", "after, ms", "times as fast"):
-            table.add_column(heading, justify="right")
-        table.add_column("")
+            table.add_column(heading, justify="right", overflow="fold")
+        table.add_column("", overflow="fold")
         for each in self.remedies:
             if each.after_ms is not None and each.times is not None:
                 table.add_row(

@@ -10,7 +10,7 @@ from typing import Any
 
 import keras
 
-from keras_turbo.audit.callback_times import UserCallbacks
+from keras_turbo.auditing.callback_times import UserCallbacks
 from keras_turbo.callbacks.train_function import Run, intercept_train_function, restore_train_function
 from keras_turbo.execution.training_state import TrainingState
 

@@ -7,11 +7,14 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from keras_turbo.cli import main
+from tests.auditing.turns import turns_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,12 +37,14 @@ def write(folder: Path, source: str, name: str = "train.py") -> Path:
 
 
 SCRIPT = """
-    import atexit, sys, time
+    import atexit, os, subprocess, sys, time
     import keras
     import numpy as np
     from beside import CLASSES
 
     atexit.register(lambda: print("exit handler"))
+    subprocess.run([sys.executable, "-c", "print('of a child')"], check=True)
+    os.write(1, b"of the file's number")
     print("arguments", sys.argv[1:], __name__, sys.path[0])
 
 
@@ -73,11 +78,12 @@ def test_an_unmodified_script_is_audited_at_its_first_fit(tmp_path):
     (tmp_path / "scripts").mkdir()
     write(tmp_path / "scripts", "CLASSES = 3", "beside.py")
     script = write(tmp_path / "scripts", SCRIPT)
-    done = run("--steps", 5, "--budget", 8, "--html", "page.html", "--json", script, "--epochs", 3, folder=tmp_path)
+    done = run("--steps", 5, "--budget", 2, "--html", "page.html", "--json", script, "--epochs", 3, folder=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     # Standard output is the report's; what the script prints goes to the other.
-    report, end = json.JSONDecoder().raw_decode(done.stdout)
-    assert done.stdout[end:].split() == ["exit", "handler"]
+    report = json.loads(done.stdout)
+    for printed in ("exit handler", "of a child", "of the file's number"):
+        assert printed in done.stderr
     assert f"arguments ['--epochs', '3'] __main__ {tmp_path / 'scripts'}" in done.stderr
     assert "finally" in done.stderr
     assert "never" not in done.stdout + done.stderr.replace("never.keras", "")
@@ -111,13 +117,57 @@ GENERATOR = """
 """
 
 
-@pytest.mark.slow
-def test_a_generator_and_a_script_that_goes_on_all_the_same(tmp_path):
-    done = run("--steps", 5, "--budget", 4, write(tmp_path, GENERATOR), folder=tmp_path)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "a step of fit" in done.stdout
-    assert "never" not in done.stdout
-    assert "generator is one Python thread" in done.stdout
+def audited(capsys, script: Path) -> Any:
+    """What the command prints of a script in this process."""
+    with turns_of(0.02):
+        assert main(["audit", "--steps", "5", str(script)]) == 0
+    return capsys.readouterr()
+
+
+def test_a_generator_and_a_script_that_goes_on_all_the_same(tmp_path, capsys):
+    printed = audited(capsys, write(tmp_path, GENERATOR)).out
+    assert "a step of fit" in printed
+    assert "never" not in printed
+    assert "generator is one Python thread" in printed
+
+
+IN_THREADS = """
+    import threading
+    import keras
+    import numpy as np
+
+    x, y = np.zeros([80, 8], "float32"), np.zeros([80], "int32")
+
+
+    def train():
+        model = keras.Sequential([keras.Input([8]), keras.layers.Dense(3)])
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
+        try:
+            model.fit(x[:, 1:], y, verbose=0)
+        except ValueError:
+            print("a second try")
+        model.fit(x, y, batch_size=4, verbose=0)
+        print("never")
+
+
+    threads = [threading.Thread(target=train) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    print("joined")
+"""
+
+
+def test_fits_that_fail_and_two_at_once_in_threads(tmp_path, capsys, monkeypatch):
+    # Python's own hook, which takes SystemExit for a quiet end; that of pytest does not.
+    monkeypatch.setattr(threading, "excepthook", threading.__excepthook__)
+    printed = audited(capsys, write(tmp_path, IN_THREADS))
+    assert "a second try" in printed.out
+    assert printed.out.count("a step of fit") == 1
+    assert "joined" in printed.out
+    assert "never" not in printed.out
+    assert "Traceback" not in printed.err
 
 
 EAGER = """
@@ -162,6 +212,14 @@ def test_an_error_of_the_script_is_shown_as_python_shows_it(tmp_path, capsys):
     assert "train.py raised ValueError before it could be audited." in printed
 
 
+def test_a_script_that_is_no_python(tmp_path, capsys):
+    script = write(tmp_path, "def train(:\n")
+    assert main(["audit", str(script)]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == f'  File "{script}", line 1'
+    assert lines[-1].endswith("train.py raised SyntaxError before it could be audited.")
+
+
 def test_what_stands_behind_the_script_is_its_own(tmp_path, capsys):
     script = write(tmp_path, "import sys\nprint(sys.argv[1:])")
     assert main(["audit", str(script), "--html", "x.html", "--json"]) == 1
@@ -174,6 +232,11 @@ def test_wrong_arguments(tmp_path, capsys):
     assert main(["audit", str(tmp_path / "nothing.py")]) == 2
     assert "There is no script" in capsys.readouterr().err
     script = write(tmp_path, "raise SystemExit('never run')")
+    assert main(["audit", "--html", str(tmp_path), str(script)]) == 2
+    assert "is a folder" in capsys.readouterr().err
+    # Nobody, root included, can write there.
+    assert main(["audit", "--html", "/proc/a.html", str(script)]) == 2
+    assert "Nothing can be written into '/proc'" in capsys.readouterr().err
     assert main(["audit", "--html", str(tmp_path / "nowhere" / "a.html"), str(script)]) == 2
     assert "There is no folder" in capsys.readouterr().err
     with pytest.raises(SystemExit) as exit_info:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from keras_turbo.audit.report import AuditReport
-from keras_turbo.audit.utilization import BASELINE, Utilization
+from keras_turbo.auditing.report import AuditReport
+from keras_turbo.auditing.utilization import BASELINE, Utilization
 
 _WIDTH, _HEIGHT = 1000.0, 100.0
 _TICKS = (100, 75, 50, 25, 0)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from keras_turbo.audit.bench import Bench
-from keras_turbo.audit.remedies.remedy import Remedy, does_not_apply
+from keras_turbo.auditing.bench import Bench
+from keras_turbo.auditing.remedies.remedy import Remedy, does_not_apply
 
 # A callback that takes less than this share of a step can't be what is slow.
 _LEAST_SHARE = 0.05

@@ -6,8 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_turbo.audit.bench import Bench
-from keras_turbo.audit.remedies.remedy import Remedy, does_not_apply, not_measured
+from keras_turbo.auditing.bench import Bench
+from keras_turbo.auditing.remedies.remedy import Remedy, does_not_apply, not_measured
 from keras_turbo.devices.free_memory import free_memory_bytes
 from keras_turbo.execution.memory import PeakMemory
 from keras_turbo.execution.race import short_reason

@@ -8,9 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_turbo.audit.bench import Bench
-from keras_turbo.audit.pipeline_graph import PipelineGraph, pipeline_graph, with_parallel_maps
-from keras_turbo.audit.remedies.remedy import Remedy, does_not_apply, not_measured
+from keras_turbo.auditing.bench import Bench
+from keras_turbo.auditing.pipeline_graph import PipelineGraph, pipeline_graph, with_parallel_maps
+from keras_turbo.auditing.remedies.remedy import Remedy, does_not_apply, not_measured
 from keras_turbo.data.fast_dataset import FastDataset
 from keras_turbo.data.settings import available_cores
 from keras_turbo.devices.free_memory import free_memory_bytes

@@ -9,18 +9,20 @@ import json
 import os
 import runpy
 import sys
+import tempfile
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import keras
 
-from keras_turbo.audit.audit import require_auditable
-from keras_turbo.audit.callback_times import each_callback
-from keras_turbo.audit.fit_input import FitInput
-from keras_turbo.audit.measuring import audit_fit
-from keras_turbo.audit.report import AuditReport
+from keras_turbo.auditing.audit import require_auditable
+from keras_turbo.auditing.callback_times import each_callback
+from keras_turbo.auditing.fit_input import FitInput
+from keras_turbo.auditing.measuring import audit_fit
+from keras_turbo.auditing.report import AuditReport
 from keras_turbo.execution.patching import replaced_method
 
 # What belongs to a script's data, of the arguments of fit.
@@ -39,10 +41,6 @@ class ScriptError(Exception):
     def __init__(self, message: str, exit_code: int = 1) -> None:
         super().__init__(message)
         self.exit_code = exit_code
-
-
-class _AuditedExit(SystemExit):
-    """Ends a script in which everything was measured: as sys.exit(), past `except Exception`, in any thread."""
 
 
 class _EnoughStepsError(Exception):
@@ -68,8 +66,8 @@ def audit_script(
         steps: of the script's own `fit` before it is audited, and of each measurement.
         budget_seconds: how long to measure.
         html: where to save the page; default None: nowhere.
-        as_json: whether to print the report as JSON in place of tables. What the script prints then goes to standard
-            error.
+        as_json: whether to print the report as JSON in place of tables. All else that this process and its children
+            print, then and until they end, goes to standard error.
 
     Returns:
         The report, which is printed and saved already.
@@ -81,42 +79,48 @@ def audit_script(
     if not script.is_file():
         raise ScriptError(f"There is no script {str(script)!r}.", 2)
     # Better to be told now than after a minute of measuring.
-    if html is not None and not html.absolute().parent.is_dir():
-        raise ScriptError(f"There is no folder {str(html.absolute().parent)!r} to write {html.name!r} into.", 2)
+    if html is not None:
+        _require_writable(html)
     taken = [option for option in _OPTIONS if any(each.split("=")[0] == option for each in arguments)]
     if taken:
         sys.stderr.write(f"note: {', '.join(taken)} stands behind {script.name}, and so is the script's.\n")
     found: list[AuditReport | ScriptError] = []
-    is_first = [True]
+    process, turn, in_audit = os.getpid(), threading.Lock(), threading.local()
 
     def fit(original: Callable, model: keras.Model, *args: Any, **kwargs: Any) -> Any:
-        if found:  # a script that goes on all the same, after `except:` or in another thread
-            raise _AuditedExit(0)
-        if not is_first[0]:  # the audit itself
+        # The audit's own, and those of a process that the script has forked, are let through.
+        if getattr(in_audit, "now", False) or os.getpid() != process:
             return original(model, *args, **kwargs)
-        is_first[0] = False
-        found.append(_audited(original, model, args, kwargs, steps, budget_seconds))
-        raise _AuditedExit(0)
+        with turn:  # in another thread it would train beside what is measured
+            # A script may go on all the same, after `except:` or in another thread.
+            if not found:
+                in_audit.now = True
+                try:
+                    # What the script's own fit raises is the script's, which may try again.
+                    found.append(_audited(original, model, args, kwargs, steps, budget_seconds))
+                finally:
+                    in_audit.now = False
+        # Past `except Exception`. In a thread, Python takes nothing but this very class for a quiet end.
+        raise SystemExit(0)
 
-    output = sys.stdout
-    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+    with _output_of_its_own() if as_json else contextlib.nullcontext(sys.stdout) as output:
         ended_by = _run(script, arguments, fit)
-    # Iterators over Python generators complain where the interpreter ends before them.
-    gc.collect()
-    if not found:
-        raise ScriptError(
-            f"{script.name} {ended_by} without a call of model.fit(), so that there is nothing to audit. Give the "
-            "script that trains, with the arguments that make it train."
-        )
-    report = found[0]
-    if isinstance(report, ScriptError):
-        raise report
-    if as_json:
-        output.write(json.dumps(report.to_dict(), indent=2) + "\n")
-    else:
-        # A progress bar of the script's may stand there, without an end.
-        output.write("\n\n")
-        report.print(output)
+        # Iterators over Python generators complain where the interpreter ends before them.
+        gc.collect()
+        if not found:
+            raise ScriptError(
+                f"{script.name} {ended_by} without a call of model.fit(), so that there is nothing to audit. Give the "
+                "script that trains, with the arguments that make it train. (Training in other processes is not seen.)"
+            )
+        report = found[0]
+        if isinstance(report, ScriptError):
+            raise report
+        if as_json:
+            output.write(json.dumps(report.to_dict(), indent=2, allow_nan=False) + "\n")
+        else:
+            # A progress bar of the script's may stand there, without an end.
+            output.write("\n\n")
+            report.print(output)
     if html is not None:
         try:
             report.save(html)
@@ -126,13 +130,34 @@ def audit_script(
     return report
 
 
+def _require_writable(html: Path) -> None:
+    folder = html.absolute().parent
+    if html.is_dir():
+        raise ScriptError(f"{str(html)!r} is a folder. Give the name of the page's file, such as audit.html.", 2)
+    if not folder.is_dir():
+        raise ScriptError(f"There is no folder {str(folder)!r} to write {html.name!r} into.", 2)
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ScriptError(f"Nothing can be written into {str(folder)!r}: {error.strerror}.", 2) from error
+
+
+def _output_of_its_own() -> IO[str]:
+    """The standard output, which from now on nothing else of this process reaches: it goes to standard error.
+
+    By the file's number, since exit handlers, child processes and libraries print too, and some of them last.
+    """
+    sys.stdout.flush()
+    alone = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return alone
+
+
 def _run(script: Path, arguments: Sequence[str], fit: Callable) -> str:
     """Runs the script with another `fit`; returns in words how it ended."""
     with _as_python_runs(script, arguments), replaced_method(keras.Model, "fit", fit):
         try:
             runpy.run_path(str(script), run_name="__main__")
-        except _AuditedExit:
-            return "was ended"
         except SystemExit as exit_:
             return f"ended with exit code {exit_.code if exit_.code is not None else 0}"
         except Exception as error:
@@ -213,4 +238,5 @@ def _from_script(error: BaseException, script: Path) -> Any:
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename != str(script):
         trace = trace.tb_next
-    return trace or error.__traceback__
+    # A script that can't be compiled has no line that ran.
+    return trace if trace is not None or isinstance(error, SyntaxError) else error.__traceback__

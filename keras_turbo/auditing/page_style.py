@@ -27,6 +27,7 @@ main { max-width: 1040px; margin: 0 auto; padding: 32px 20px 64px; }
 header { margin-bottom: 28px; }
 .brand { color: var(--soft); font-size: 14px; letter-spacing: .02em; overflow-wrap: anywhere; }
 .brand b { color: var(--ink); }
+h1 { overflow-wrap: anywhere; }
 h1 { font-size: clamp(22px, 3.4vw, 32px); line-height: 1.25; margin: 14px 0 0; font-weight: 650; text-wrap: pretty; }
 .kind {
   display: inline-block; font-size: 14px; font-weight: 650; line-height: 1; padding: 8px 12px; border-radius: 999px;

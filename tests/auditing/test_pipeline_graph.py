@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from keras_turbo.audit.pipeline_graph import pipeline_graph, with_parallel_maps
+from keras_turbo.auditing.pipeline_graph import pipeline_graph, with_parallel_maps
 
 
 def doubled(x):

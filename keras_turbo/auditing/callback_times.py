@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
 
+from keras_turbo.auditing.contents import Contents
 from keras_turbo.execution.patching import replaced_attribute
 
 # These save (or measure) and say so by their names. One that saves during an audit could take the place of a good
 # checkpoint, and one that restores would change the model.
-_NOT_RUN = {"ModelCheckpoint", "BackupAndRestore", "OrbaxCheckpoint", "AsyncCheckpoint", "GpuUtilization"}
+# CSVLogger empties its file when a training begins.
+_NOT_RUN = {"ModelCheckpoint", "BackupAndRestore", "OrbaxCheckpoint", "CSVLogger", "AsyncCheckpoint", "GpuUtilization"}
 # Keras adds these itself, to the list that the script made.
 _OF_FIT = (keras.callbacks.History, keras.callbacks.ProgbarLogger)
 _TIMED_HOOKS = ("on_epoch_begin", "on_train_batch_begin", "on_train_batch_end")
@@ -57,13 +58,15 @@ class UserCallbacks:
         given = each_callback(callbacks)
         self.run = [each for each in given if not _is_left_out(each)]
         self.left_out = [type(each).__name__ for each in given if _is_left_out(each)]
-        self._before = [{name: _copy_of(value) for name, value in vars(each).items()} for each in self.run]
+        self._before = [dict(vars(each)) for each in self.run]
+        self._contents = Contents(self._before)
 
     def put_back(self) -> None:
         """Gives the callbacks the attributes that they had."""
         for callback, attributes in zip(self.run, self._before, strict=True):
             vars(callback).clear()
-            vars(callback).update({name: _copy_of(value) for name, value in attributes.items()})
+            vars(callback).update(attributes)
+        self._contents.put_back()
 
     @contextlib.contextmanager
     def timed(self, but: Sequence[str] = ()) -> Iterator[tuple[list[keras.callbacks.Callback], dict[str, float]]]:
@@ -97,8 +100,3 @@ def _timed(hook: Callable, name: str, seconds: dict[str, float]) -> Callable:
 
 def _is_left_out(callback: keras.callbacks.Callback) -> bool:
     return any(kind.__name__ in _NOT_RUN for kind in type(callback).__mro__)
-
-
-def _copy_of(value: Any) -> Any:
-    # What a callback collects in place. A deeper copy would copy the model.
-    return copy.copy(value) if type(value) in (list, dict, set) else value

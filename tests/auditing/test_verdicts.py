@@ -10,9 +10,16 @@ import pytest
 
 import keras_turbo
 from keras_turbo import FastDataset
-from tests.audit.cases import CLASSES, SlowCallback, compiled, examples, model, slow_input, step_ms
+from tests.auditing.cases import CLASSES, SlowCallback, compiled, examples, model, slow_input, step_ms
+from tests.auditing.turns import turns_of
 
-pytestmark = pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning")]
+
+
+@pytest.fixture(autouse=True)
+def short_turns():
+    with turns_of(0.2):
+        yield
 
 
 def is_what_it_gains(remedy, applied):
@@ -20,22 +27,30 @@ def is_what_it_gains(remedy, applied):
     return any(remedy.times == pytest.approx(applied(), rel=0.2) for _ in range(3))
 
 
+def audited_as(kind, audited):
+    """A report with that verdict. What is no sleep is disturbed by a busy machine, which gets another chance."""
+    for _ in range(3):
+        report = audited()
+        if report.verdict.kind == kind:
+            return report
+    pytest.fail(f"{report.verdict.kind} in place of {kind}: {report.parts}")
+
+
 def remedy_of(report, name):
     return next(each for each in report.remedies if each.name == name)
 
 
-@pytest.mark.slow
 def test_a_sleep_in_the_input_is_input_bound_and_a_cache_gains_what_it_was_said_to():
-    # fit makes the next batch while a step runs: of 120 ms it waits for 80.
-    report = keras_turbo.audit(model(40), slow_input(120, batches=8), steps=4, remedies=("cache", "multi-step"))
+    # fit makes the next batch while a step runs: of 150 ms it waits for 100.
+    report = keras_turbo.audit(model(50), slow_input(150, batches=5), steps=4, remedies=("cache", "multi-step"))
     assert report.verdict.kind == "input-bound"
     assert report.verdict.share_percent == pytest.approx(67, abs=10)
     timeline = report.parts.timeline()
     assert sum(timeline.values()) == pytest.approx(report.parts.step_ms, rel=0.1)
-    assert report.parts.input_alone_ms == pytest.approx(120, rel=0.2)
+    assert report.parts.input_alone_ms == pytest.approx(150, rel=0.3)
     cache = remedy_of(report, "cache")
     assert cache.status == "gain"
-    trained, slow = model(40), slow_input(120, batches=8)
+    trained, slow = model(50), slow_input(150, batches=5)
     assert is_what_it_gains(cache, lambda: step_ms(trained, slow) / step_ms(trained, slow.cache()))
     # The lines to add are those of the measurement.
     assert "cache()" in cache.code
@@ -52,74 +67,65 @@ class SleepyDataset(keras.utils.PyDataset):
         return 16
 
     def __getitem__(self, index):
-        time.sleep(0.12)
+        time.sleep(0.09)
         return self.x[4 * index : 4 * index + 4], self.y[4 * index : 4 * index + 4]
 
 
-@pytest.mark.slow
 def test_workers_of_a_py_dataset_gain_what_they_were_said_to():
     data = SleepyDataset()
-    report = keras_turbo.audit(model(40), data, steps=6, remedies=("cache", "workers"))
+    report = keras_turbo.audit(model(30), data, steps=6, remedies=("cache", "workers"))
     assert report.verdict.kind == "input-bound"
     workers = remedy_of(report, "workers")
     assert workers.status == "gain"
     assert "workers=4" in workers.code
     assert data.workers == 1
-    trained = model(40)
+    trained = model(30)
     assert is_what_it_gains(
         workers, lambda: step_ms(trained, SleepyDataset()) / step_ms(trained, SleepyDataset(workers=4))
     )
     assert remedy_of(report, "cache").status == "does not apply"
 
 
-@pytest.mark.slow
 def test_a_slow_callback_is_named():
-    callback = SlowCallback(60)
+    callback = SlowCallback(120)
     report = keras_turbo.audit(model(), slow_input(1), steps=6, callbacks=[callback], remedies=("callbacks",))
     assert report.verdict.kind == "callback-bound"
     assert "SlowCallback" in report.verdict.text
-    assert report.parts.callbacks_ms["SlowCallback"] == pytest.approx(60, rel=0.3)
+    assert report.parts.callbacks_ms["SlowCallback"] == pytest.approx(120, rel=0.3)
     without = remedy_of(report, "callbacks")
     assert without.status == "gain"
-    assert without.before_ms - without.after_ms == pytest.approx(60, rel=0.3)
+    assert without.before_ms - without.after_ms == pytest.approx(120, rel=0.3)
     # It is as it was.
     assert callback.calls == []
-    assert set(vars(callback)) == set(vars(SlowCallback(60)))
+    assert set(vars(callback)) == set(vars(SlowCallback(120)))
 
 
-@pytest.mark.slow
 def test_a_model_that_computes_is_promised_nothing():
     data = FastDataset(*examples(200), batch_size=4, shuffle=True, seed=0)
-    remedies = ("workers", "FastDataset", "multi-step", "larger batch", "uint8 input")
-    report = keras_turbo.audit(model(40), data, steps=4, remedies=remedies)
+    remedies = ("cache", "workers", "FastDataset", "multi-step", "uint8 input")
+    report = keras_turbo.audit(model(80), data, steps=4, remedies=remedies)
     assert report.verdict.kind == "compute-bound"
     assert report.gains == ()
     assert "No remedy that was measured gained anything." in report.headline
-    assert remedy_of(report, "larger batch").status == "no gain"
     assert "FastDataset" in remedy_of(report, "workers").reason
 
 
-@pytest.mark.slow
-def test_a_large_model_is_compute_bound_and_promised_only_what_was_measured():
-    layers = [keras.layers.Dense(2048, activation="relu") for _ in range(4)]
+def test_a_large_model_is_compute_bound_and_faster_input_promises_nothing():
+    layers = [keras.layers.Dense(2048, activation="relu") for _ in range(3)]
     large = compiled(keras.Sequential([keras.Input([1024]), *layers, keras.layers.Dense(CLASSES)]))
     random = np.random.default_rng(1)
-    x = random.normal(size=(2048, 1024)).astype("float32")
-    y = random.integers(0, CLASSES, len(x))
-    report = keras_turbo.audit(large, (x, y), batch_size=128, steps=3, remedies=("FastDataset", "XLA"))
-    assert report.verdict.kind == "compute-bound"
-    # Nothing that speeds input up can help.
-    assert remedy_of(report, "FastDataset").status in ("does not apply", "no gain")
-    for each in report.gains:
-        assert each.after_ms < each.before_ms
-        assert each.code
+    x = random.normal(size=(1024, 1024)).astype("float32")
+    data = (x, random.integers(0, CLASSES, len(x)))
+    report = audited_as("compute-bound", lambda: keras_turbo.audit(large, data, batch_size=128, steps=3, remedies=()))
+    assert report.verdict.share_percent > 70
+    assert report.gains == ()
 
 
-@pytest.mark.slow
 def test_a_tiny_model_is_dispatch_bound_and_several_steps_at_once_gain():
     tiny = model()
     data = FastDataset(*examples(4000), batch_size=4, shuffle=True, seed=0)
-    report = keras_turbo.audit(tiny, data, remedies=("workers", "multi-step"))
-    assert report.verdict.kind == "dispatch-bound"
+    report = audited_as(
+        "dispatch-bound", lambda: keras_turbo.audit(tiny, data, steps=200, remedies=("workers", "multi-step"))
+    )
     # It takes what is measured to be half of a step away.
     assert remedy_of(report, "multi-step").times > 1.2

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from keras_turbo.audit.charts import step_bars, utilization_chart
-from keras_turbo.audit.page_style import SCRIPT, STYLE
-from keras_turbo.audit.remedies.remedy import Remedy
-from keras_turbo.audit.report import AuditReport
+from keras_turbo.auditing.charts import step_bars, utilization_chart
+from keras_turbo.auditing.page_style import SCRIPT, STYLE
+from keras_turbo.auditing.remedies.remedy import Remedy
+from keras_turbo.auditing.report import AuditReport
 
 
 def save_page(report: AuditReport, path: str | os.PathLike) -> None:

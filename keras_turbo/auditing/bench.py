@@ -11,12 +11,12 @@ from typing import Any
 
 import keras
 
-from keras_turbo.audit.callback_times import UserCallbacks
-from keras_turbo.audit.fit_input import FitInput
-from keras_turbo.audit.fit_runs import FitRuns, FitTimes
-from keras_turbo.audit.parts import StepParts
-from keras_turbo.audit.remedies.remedy import LEAST_GAIN, Remedy, not_measured
-from keras_turbo.audit.utilization import BASELINE, Recorder
+from keras_turbo.auditing.callback_times import UserCallbacks
+from keras_turbo.auditing.fit_input import FitInput
+from keras_turbo.auditing.fit_runs import FitRuns, FitTimes
+from keras_turbo.auditing.parts import StepParts
+from keras_turbo.auditing.remedies.remedy import LEAST_GAIN, Remedy, not_measured
+from keras_turbo.auditing.utilization import BASELINE, Recorder
 from keras_turbo.execution.installation import remove_setting
 from keras_turbo.execution.race import Candidate, Race
 from keras_turbo.execution.sample import Sample

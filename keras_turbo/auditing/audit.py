@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from keras_turbo.audit.callback_times import each_callback
-from keras_turbo.audit.fit_input import FitInput
-from keras_turbo.audit.measuring import REMEDIES, audit_fit
-from keras_turbo.audit.report import AuditReport
+from keras_turbo.auditing.callback_times import each_callback
+from keras_turbo.auditing.fit_input import FitInput
+from keras_turbo.auditing.measuring import REMEDIES, audit_fit
+from keras_turbo.auditing.report import AuditReport
 
 
 def audit(
@@ -67,18 +69,22 @@ def audit(
     if not isinstance(model, keras.Model):
         raise TypeError(f"`model` must be a keras.Model. Received: {type(model).__name__}.")
     for name, value in (("steps", steps), ("batch_size", batch_size)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
             raise ValueError(f"`{name}` must be an integer from 1. Received: {value!r}.")
-    if isinstance(budget_seconds, bool) or not isinstance(budget_seconds, (int, float)) or not budget_seconds > 0:
-        raise ValueError(f"`budget_seconds` must be a number of seconds above 0. Received: {budget_seconds!r}.")
+    if (
+        isinstance(budget_seconds, bool)
+        or not isinstance(budget_seconds, (int, float))
+        or not 0 < budget_seconds < math.inf
+    ):
+        raise ValueError(f"`budget_seconds` must be a finite number of seconds above 0. Received: {budget_seconds!r}.")
     unknown = [each for each in ([remedies] if isinstance(remedies, str) else remedies) if each not in REMEDIES]
     if isinstance(remedies, str) or unknown:
         raise ValueError(f"`remedies` must be a tuple with some of {tuple(REMEDIES)}. Received: {remedies!r}.")
     each_callback(callbacks)
     require_auditable(model)
-    found = FitInput.of(data, batch_size)
+    found = FitInput.of(data, int(batch_size))
     return audit_fit(
-        model, found, callbacks, steps=steps, budget_seconds=float(budget_seconds), remedies=tuple(remedies)
+        model, found, callbacks, steps=int(steps), budget_seconds=float(budget_seconds), remedies=tuple(remedies)
     )
 
 

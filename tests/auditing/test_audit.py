@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
+import collections
 import random
+import sys
 import threading
 
 import keras
@@ -12,26 +13,30 @@ import pytest
 import tensorflow as tf
 
 import keras_turbo
-import keras_turbo.audit.report
+import keras_turbo.auditing.report as report_module
 from keras_turbo import FastDataset, audit, debug_mode
-from keras_turbo.audit.audit import audit as its_function
-from keras_turbo.audit.measuring import REMEDIES
-from keras_turbo.audit.remedies.uint8 import _scale_of
+from keras_turbo.auditing.audit import audit as its_function
+from keras_turbo.auditing.measuring import REMEDIES
+from keras_turbo.auditing.remedies.uint8 import _scale_of
 from keras_turbo.execution.installation import apply_setting, setting_of
 from keras_turbo.execution.random_states import kept_random_states
 from keras_turbo.execution.setting import ExecutionSetting
-from tests.audit.cases import CLASSES, FEATURES, SlowCallback, compiled, examples, model
+from tests.auditing.cases import CLASSES, FEATURES, SlowCallback, compiled, examples, model
+from tests.auditing.turns import turns_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning")
 
 
-def test_the_function_and_the_package_of_its_name():
+@pytest.fixture(autouse=True)
+def turns_of_a_moment():
+    # What is measured does not matter here.
+    with turns_of(0.02):
+        yield
+
+
+def test_the_function_hides_no_package():
     assert keras_turbo.audit is audit is its_function
-    assert callable(keras_turbo.audit)
-    # The package is found by all that imports from it, though the attribute is the function.
-    assert importlib.import_module("keras_turbo.audit.report").AuditReport.__name__ == "AuditReport"
-    with pytest.raises(ModuleNotFoundError):
-        importlib.import_module("keras_turbo.audit.nothing")
+    assert report_module.AuditReport is sys.modules["keras_turbo.auditing.report"].AuditReport
 
 
 def random_model() -> keras.Model:
@@ -94,7 +99,6 @@ def test_training_goes_on_as_without_it(kind, is_fitted, remedies):
                 given,
                 batch_size=8,
                 steps=5,
-                budget_seconds=8,
                 remedies=remedies,
                 callbacks=[SlowCallback(0.1)],
             )
@@ -114,7 +118,7 @@ def test_the_setting_of_tune_stays():
     setting = ExecutionSetting("graph", 10)
     apply_setting(tuned, setting)
     fit = tuned.fit
-    report = audit(tuned, data, steps=5, budget_seconds=4, remedies=("multi-step",))
+    report = audit(tuned, data, steps=5, remedies=("multi-step",))
     assert setting_of(tuned) == setting
     assert tuned.fit.__wrapped__ is fit.__wrapped__
     assert "tune() has set the model" in report.remedies[0].reason
@@ -133,7 +137,7 @@ def test_an_error_in_the_middle_leaves_all_as_it_was():
     trained, data, callback = model(), FastDataset(*examples(80), batch_size=4, shuffle=True, seed=0), Failing(0)
     weights = trained.get_weights()
     with pytest.raises(ArithmeticError, match="in the callback"):
-        audit(trained, data, callbacks=[callback], remedies=(), budget_seconds=4)
+        audit(trained, data, callbacks=[callback], remedies=())
     for after, before in zip(trained.get_weights(), weights, strict=True):
         np.testing.assert_array_equal(after, before)
     assert data.epochs_begun == 0
@@ -143,12 +147,47 @@ def test_an_error_in_the_middle_leaves_all_as_it_was():
     assert not [thread for thread in threading.enumerate() if "sampler" in thread.name and not thread.daemon]
 
 
-def test_what_saves_is_not_run(tmp_path):
-    saving = keras.callbacks.ModelCheckpoint(tmp_path / "best.weights.h5", save_weights_only=True, save_freq=1)
-    data = FastDataset(*examples(40), batch_size=4)
-    report = audit(model(), data, steps=4, callbacks=[saving], remedies=(), budget_seconds=3)
-    assert list(tmp_path.iterdir()) == []
-    assert any("Not run: ModelCheckpoint" in note for note in report.notes)
+def test_epochs_of_a_single_batch():
+    report = audit(model(), examples(8), batch_size=8, steps=np.int64(4), remedies=())
+    assert any("An epoch has 1 batch, so that what fit does between epochs" in note for note in report.notes)
+
+
+class Collecting(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.batches = [-1]
+        self.by_name = {"losses": [0.5], "last": collections.deque([1, 2], maxlen=2)}
+        self.sums = np.zeros(2)
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.batches.append(batch)
+        self.by_name["losses"].append(logs["loss"])
+        self.by_name["last"].append(batch)
+        self.by_name[f"batch {batch}"] = batch
+        self.sums += 1
+        self.new = self.batches
+
+
+def test_what_callbacks_collect_is_forgotten_and_those_that_save_do_not_run(tmp_path):
+    (tmp_path / "log.csv").write_text("of an earlier training")
+    callback = Collecting()
+    batches, losses = callback.batches, callback.by_name["losses"]
+    callbacks = [
+        keras.callbacks.ModelCheckpoint(tmp_path / "best.weights.h5", save_weights_only=True, save_freq=1),
+        keras.callbacks.CSVLogger(tmp_path / "log.csv"),
+        callback,
+    ]
+    report = audit(model(), FastDataset(*examples(40), batch_size=4), steps=4, callbacks=callbacks, remedies=())
+    # In the very same objects, which may have other names outside.
+    assert callback.batches is batches
+    assert batches == [-1]
+    assert callback.by_name["losses"] is losses
+    assert callback.by_name == {"losses": [0.5], "last": collections.deque([1, 2])}
+    np.testing.assert_array_equal(callback.sums, [0, 0])
+    assert "new" not in vars(callback)
+    assert [each.name for each in tmp_path.iterdir()] == ["log.csv"]
+    assert (tmp_path / "log.csv").read_text() == "of an earlier training"
+    assert any("Not run: ModelCheckpoint, CSVLogger" in note for note in report.notes)
     assert report.gains == ()
     assert report.remedies == ()
 
@@ -202,7 +241,8 @@ def uncompiled():
         (model, examples(8), {"steps": 0}, ValueError, "`steps` must be an integer from 1. Received: 0"),
         (model, examples(8), {"steps": True}, ValueError, "`steps` must be an integer from 1"),
         (model, examples(8), {"batch_size": 0}, ValueError, "`batch_size` must be an integer from 1"),
-        (model, examples(8), {"budget_seconds": 0}, ValueError, "`budget_seconds` must be a number of seconds above 0"),
+        (model, examples(8), {"budget_seconds": 0}, ValueError, "`budget_seconds` must be a finite number of seconds"),
+        (model, examples(8), {"budget_seconds": float("inf")}, ValueError, "`budget_seconds` must be a finite number"),
         (model, examples(8), {"callbacks": [1]}, TypeError, "`callbacks` must be those that fit"),
         (model, examples(8), {"remedies": "cache"}, ValueError, "`remedies` must be a tuple"),
         (model, examples(8), {"remedies": ("magic",)}, ValueError, "`remedies` must be a tuple.*magic"),
@@ -225,4 +265,4 @@ def test_a_strategy_and_debug_mode_are_refused(two_cpu_strategy):
 def test_what_fit_raises_is_raised():
     wrong = keras.Sequential([keras.Input([FEATURES + 1]), keras.layers.Dense(CLASSES)])
     with pytest.raises(ValueError, match="incompatible"):
-        audit(compiled(wrong), examples(16), batch_size=4, budget_seconds=3)
+        audit(compiled(wrong), examples(16), batch_size=4)

@@ -6,9 +6,9 @@ import warnings
 
 import keras
 
-from keras_turbo.audit.bench import Bench
-from keras_turbo.audit.remedies.copies import compile_alike, why_not_copyable
-from keras_turbo.audit.remedies.remedy import Remedy, does_not_apply, not_measured
+from keras_turbo.auditing.bench import Bench
+from keras_turbo.auditing.remedies.copies import compile_alike, why_not_copyable
+from keras_turbo.auditing.remedies.remedy import Remedy, does_not_apply, not_measured
 from keras_turbo.execution.race import short_reason
 from keras_turbo.precision.fragile_layers import half_layers
 from keras_turbo.precision.policy import fastest_policy

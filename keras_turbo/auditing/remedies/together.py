@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from keras_turbo.audit.bench import Bench
-from keras_turbo.audit.remedies.remedy import LEAST_GAIN, Remedy
+from keras_turbo.auditing.bench import Bench
+from keras_turbo.auditing.remedies.remedy import LEAST_GAIN, Remedy
 from keras_turbo.execution.setting import ExecutionSetting
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_turbo.audit.fit_input import FitInput
-from keras_turbo.audit.fit_runs import quiet_fit
+from keras_turbo.auditing.fit_input import FitInput
+from keras_turbo.auditing.fit_runs import quiet_fit
 from keras_turbo.callbacks.train_function import Run
 from keras_turbo.execution.pulling import batch_puller
 

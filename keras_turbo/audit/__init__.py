@@ -1,1 +1,0 @@
-"""What holds the training of a model up, and what each remedy gains, measured; see `keras_turbo.audit.audit`."""

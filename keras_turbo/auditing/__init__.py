@@ -1,0 +1,1 @@
+"""What holds the training of a model up, and what each remedy gains, measured; see `keras_turbo.audit`."""
