@@ -125,7 +125,7 @@ class Failures:
         try:
             self._load_again(position, epoch)
         except Exception as error:  # whatever the user's own function raises is the reason
-            return _reason(error)
+            return reason_of(error)
         return None
 
     def _skip(self, position: int, reason: str) -> None:
@@ -142,7 +142,8 @@ class Failures:
             )
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
+    """What went wrong, as a sentence, without what TensorFlow puts around it."""
     text = getattr(error, "message", None) or str(error) or type(error).__name__
     text = " ".join(_OP_NOISE.sub(" ", text).split())
     text = text if len(text) <= _LONGEST_REASON else text[:_LONGEST_REASON] + "..."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -95,7 +96,7 @@ def infer_features(records: Iterable[tuple[str, bytes]]) -> Features:
 
 def features_as_code(features: Features) -> str:
     """Features as Python source, to be pasted."""
-    lines = [f"    {name!r}: {_as_code(feature)},".replace("'", '"') for name, feature in features.items()]
+    lines = [f"    {json.dumps(name, ensure_ascii=False)}: {_as_code(feature)}," for name, feature in features.items()]
     return "\n".join(["features = {", *lines, "}"])
 
 
@@ -128,5 +129,10 @@ def _features_of(name: str, data: bytes) -> Mapping[str, Any]:
 def _as_code(feature: Any) -> str:
     dtype = f"tf.{feature.dtype.name}"
     if isinstance(feature, (tf.io.FixedLenFeature, tf.io.FixedLenSequenceFeature)):
-        return f"tf.io.{type(feature).__name__}({list(feature.shape)}, {dtype})"
+        return f"tf.io.{type(feature).__name__}({_shape_of(feature)}, {dtype})"
     return f"tf.io.{type(feature).__name__}({dtype})"
+
+
+def _shape_of(feature: Any) -> list[int]:
+    shape = feature.shape
+    return [shape] if isinstance(shape, int) else list(shape)

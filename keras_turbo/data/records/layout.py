@@ -41,10 +41,11 @@ class Layout(abc.ABC):
         """Graph code: the elements of some records (string vector) along a first axis."""
         return self._element(tf.io.parse_example(records, self.features), None)
 
-    def labels(self, records: tf.Tensor) -> tf.Tensor:
+    def labels(self, records: tf.Tensor) -> Any:
         """The labels of some records, where there is a `label`."""
-        name = self.label
-        return tf.io.parse_example(records, {name: self.features[name]})[name]
+        wanted = {name: feature for name, feature in self.features.items() if name == self.label}
+        (labels,) = tf.io.parse_example(records, wanted).values()
+        return labels
 
     @abc.abstractmethod
     def _element(self, parsed: dict[str, Any], seed: tf.Tensor | None) -> Any:
@@ -77,7 +78,7 @@ class NamedLayout(Layout):
             raise ValueError(f"There is no feature {', '.join(map(repr, unknown))}. There are: {sorted(features)}.")
         twice = sorted({name for name in wanted if wanted.count(name) > 1})
         if twice:
-            raise ValueError(f"A feature can be one part of an example, `x`, `label` or `sample_weight`. Twice: {twice}.")
+            raise ValueError(f"A feature can be `x`, `label` or `sample_weight`, and only one of them. Twice: {twice}.")
         if not names:
             raise ValueError(f"No feature is left for `x` beside {targets}.")
         self.features = {name: features[name] for name in wanted}
@@ -108,6 +109,10 @@ class ManifestLayout(Layout):
         self._image_options = image_options
         self.label = manifest.label
 
+    def labels(self, records: tf.Tensor) -> Any:
+        (leaf,) = (leaf for leaf in leaves_of(self.structure) if leaf.feature == self.label)
+        return leaf.decoded(tf.io.parse_example(records, leaf.features()), is_batch=True)
+
     @property
     def is_random(self) -> bool:
         """Whether images are cropped at random."""
@@ -131,5 +136,3 @@ def _as_dense(tensor: Any) -> tf.Tensor:
             "hold one by one. Leave out map_fn and augment_fn, and give a batch_size, to have them in batches."
         )
     return tensor
-
-

@@ -7,6 +7,7 @@ microsecond a kilobyte; a reader of single records, which opens the file for eac
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import itertools
@@ -68,17 +69,21 @@ class RecordReader:
         """Number of records that each file has, without a damaged rest."""
         return [index.num_entries - index.is_damaged for index in self._indices]
 
-    def first_positions(self, num_files: int, num_records: int) -> list[np.int64]:
+    def first_positions(self, num_files: int, num_records: int) -> list[int]:
         """Some positions: the first of some files that have records, as evenly as can be."""
-        files = [file for file, count in enumerate(self.whole_counts) if count]
-        files = [files[place] for place in sorted({*np.linspace(0, len(files) - 1, num_files).astype(int).tolist()})] if files else []
-        share = -(-num_records // max(1, len(files)))
-        entries = [self._first[file] + k for file in files for k in range(min(share, self.whole_counts[file]))]
-        if self._order is None:
-            return entries
-        positions = np.empty_like(self._order)
-        positions[self._order] = np.arange(len(self._order))
-        return [positions[entry] for entry in entries]
+        files = np.flatnonzero(self.whole_counts)
+        if not len(files):
+            return []
+        files = files[np.unique(np.linspace(0, len(files) - 1, num_files).astype(int))]
+        share = -(-num_records // len(files))
+        entries = np.concatenate(
+            [self._first[file] + np.arange(min(share, self.whole_counts[file])) for file in files.tolist()]
+        )
+        if self._order is not None:
+            positions = np.empty_like(self._order)
+            positions[self._order] = np.arange(len(self._order))
+            entries = positions[entries]
+        return entries.tolist()
 
     def describe(self, position: int) -> str:
         """The file of a position, and where in it the record is."""
@@ -151,24 +156,35 @@ class RecordReader:
 def interleaved(counts: Sequence[int], cycle_length: int) -> np.ndarray:
     """The entries of some files, numbered one file after the other, in turns: one from each of `cycle_length` files.
 
-    A file that is through is followed by the next that was not begun, at its place in the cycle.
+    The order is that of `tf.data.Dataset.interleave`: a file that is found to be through at its turn gives nothing, and
+    at its next turn the next file begins.
     """
     first = np.concatenate([[0], np.cumsum(counts)]).tolist()
-    waiting = iter([file for file, count in enumerate(counts) if count])
-    # For each place in the cycle the next entry of its file, and the end of it.
-    cycle = [[first[file], first[file + 1]] for file in itertools.islice(waiting, cycle_length)]
+    waiting = collections.deque([begin, end] for begin, end in itertools.pairwise(first))
+    # For each place in the cycle the next entry of its file and the end of it; None where there is no file.
+    cycle: list[list[int] | None] = [None] * min(cycle_length, len(counts))
     pieces = []
-    while cycle:
-        # So many rounds go by until a file of the cycle is through.
-        rounds = min(end - begin for begin, end in cycle)
-        starts = np.array([begin for begin, _ in cycle], np.int64)
-        pieces.append((np.arange(rounds)[:, None] + starts[None, :]).ravel())
-        for place in cycle:
-            place[0] += rounds
-        for number, place in enumerate(cycle):
-            if place[0] == place[1] and (file := next(waiting, None)) is not None:
-                cycle[number] = [first[file], first[file + 1]]
-        cycle = [place for place in cycle if place[0] < place[1]]
+    while waiting or any(cycle):
+        in_use = [place for place in cycle if place is not None]
+        if in_use and (len(in_use) == len(cycle) or not waiting):
+            # So many rounds go by in which each file gives something.
+            rounds = min(end - begin for begin, end in in_use)
+            starts = np.array([begin for begin, _ in in_use], np.int64)
+            pieces.append((np.arange(rounds)[:, None] + starts).ravel())
+            for place in in_use:
+                place[0] += rounds
+        # One round in which files may be through, or begin.
+        entries = []
+        for number in range(len(cycle)):
+            if cycle[number] is None and waiting:
+                cycle[number] = waiting.popleft()
+            place = cycle[number]
+            if place is not None and place[0] < place[1]:
+                entries.append(place[0])
+                place[0] += 1
+            else:
+                cycle[number] = None
+        pieces.append(np.array(entries, np.int64))
     return np.concatenate(pieces) if pieces else np.zeros(0, np.int64)
 
 

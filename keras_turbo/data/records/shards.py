@@ -82,7 +82,10 @@ def find_shards(pattern: str | os.PathLike | Sequence[str | os.PathLike], *, rea
             "the same of all of them. Read them apart, or give `features`."
         )
     names = [os.path.basename(path) for path in paths]
-    counts = [manifests[folders[path]].files[name] for path, name in zip(paths, names, strict=True)]
+    counts = []
+    for path, name in zip(paths, names, strict=True):
+        manifest = manifests[folders[path]]
+        counts.append(0 if manifest is None else manifest.files[name])
     return Shards(paths, found[0], are_all=len(found) == 1 and names == list(found[0].files), counts=counts)
 
 

@@ -1,6 +1,6 @@
 """Compressed TFRecord files, unpacked once into the cache folder: nothing can be read from the middle of one.
 
-    CACHE_DIR/tfrecord/unpacked/<digest of path>/<digest of size and time of change>.tfrecord
+CACHE_DIR/tfrecord/unpacked/<digest of path>/<digest of size and time of change>.tfrecord
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import pathlib
 import tempfile
 import zlib
 from collections.abc import Sequence
+from typing import BinaryIO
 
 import numpy as np
 
-from keras_turbo.data.records.framing import HEADER_BYTES, lengths_are_whole
+from keras_turbo.data.records.framing import HEADER_BYTES, lengths_are_whole, record_offsets
 from keras_turbo.progress import progress_bar
 
 COMPRESSIONS = (None, "", "GZIP", "ZLIB")
@@ -98,21 +99,13 @@ def _unpack(path: str, compression: str, place: pathlib.Path) -> None:
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=place.parent, prefix=".unpacking-")
-        with os.fdopen(handle, "wb") as copy, open(path, "rb") as packed:
-            decompressor = zlib.decompressobj(_WINDOW_BITS[compression])
-            data = packed.read(_CHUNK_BYTES)
-            while data:
-                try:
-                    copy.write(decompressor.decompress(data))
-                except zlib.error:
-                    copy.write(DAMAGE_MARK)
-                    break
-                data = decompressor.unused_data or packed.read(_CHUNK_BYTES)
-                if decompressor.eof and data:  # files put behind one another, as gzip allows
-                    decompressor = zlib.decompressobj(_WINDOW_BITS[compression])
-            else:
-                if not decompressor.eof:
-                    copy.write(DAMAGE_MARK)
+        with os.fdopen(handle, "w+b") as copy, open(path, "rb") as packed:
+            if not _decompress(packed, copy, _WINDOW_BITS[compression]):
+                copy.flush()
+                # The half of a record would be told of by what it lacks, and not by why it does.
+                copy.truncate(record_offsets(copy.fileno(), copy.tell())[-1])
+                copy.seek(0, os.SEEK_END)
+                copy.write(DAMAGE_MARK)
         os.replace(temporary, place)
         for outdated in place.parent.glob("*.tfrecord"):
             if outdated != place:
@@ -126,3 +119,16 @@ def _unpack(path: str, compression: str, place: pathlib.Path) -> None:
             f"{path!r} is compressed and is unpacked into {str(place.parent)!r} before it is read by position, which "
             f"failed ({error}). Give a folder with more room as `cache_dir`, or store the records uncompressed",
         ) from error
+
+
+def _decompress(packed: BinaryIO, copy: BinaryIO, window_bits: int) -> bool:
+    """Decompresses a file as far as that can be done; whether that is to its end."""
+    decompressor = zlib.decompressobj(window_bits)
+    while data := decompressor.unused_data or packed.read(_CHUNK_BYTES):
+        if decompressor.eof:  # files put behind one another, as gzip allows
+            decompressor = zlib.decompressobj(window_bits)
+        try:
+            copy.write(decompressor.decompress(data))
+        except zlib.error:
+            return False
+    return decompressor.eof

@@ -34,8 +34,6 @@ class Source(abc.ABC):
     loading_is_called: str = "load"
     #: Whether `gather` gives whole batches from memory, so that neither a store nor parallel calls have a use.
     in_memory: bool = False
-    #: Whether much that `load` does for one example is done for many at a time by `read_rows`, in chunks of this many.
-    rows_at_once: int | None = None
     #: Whether examples can also be made many at a time, by `make_rows`, where nothing is done to a single one.
     makes_rows: bool = False
 
@@ -56,6 +54,11 @@ class Source(abc.ABC):
     def gather(self, positions: tf.Tensor) -> Any:
         """Graph code: the examples at some positions (int64, any shape), for sources that are `in_memory`."""
         raise TypeError(f"{type(self).__name__} has no examples in memory to gather.")
+
+    @property
+    def rows_at_once(self) -> int | None:
+        """How many examples `read_rows` and `make_rows` shall get at a time; None where a source has neither."""
+        return None
 
     def read_rows(self, positions: tf.Tensor) -> dict[str, tf.Tensor]:
         """Graph code: what `load_row` needs of the examples at some positions (int64 vector), with a first axis."""
@@ -78,7 +81,7 @@ class Source(abc.ABC):
         """
         raise TypeError(f"{type(self).__name__} has examples one by one.")
 
-    def finish(self, batches: tf.data.Dataset, parallel_calls: int) -> tf.data.Dataset:  # noqa: ARG002
+    def finish(self, batches: tf.data.Dataset, parallel_calls: int) -> tf.data.Dataset:
         """What is still to be done to batches of "out" before anybody sees them."""
         return batches
 

@@ -214,7 +214,7 @@ def _inferred(reader: RecordReader, shards: Shards) -> Any:
 
     def records() -> Iterator[tuple[str, bytes]]:
         for position in reader.first_positions(_INFERRED_FROM_FILES, _INFERRED_FROM):
-            record, problem = reader.read_one(position)
+            record, problem = reader.read_one(np.int64(position))
             if not problem:
                 names.append(reader.describe(int(position)))
                 yield names[-1], record
