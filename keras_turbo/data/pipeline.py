@@ -318,7 +318,9 @@ class Pipeline:
         batches = self._accounted_for(batches, store)
         # The end marker has no rows, and goes.
         if self.batch_size is None:
-            return light_unbatch(batches)
+            # Not by unbatching, since that ends the process (TensorFlow 2.21) where an example is an empty vector.
+            singles = light_filter(batches, lambda row: tf.shape(tf.nest.flatten(row)[0])[0] > 0)
+            return light_map(singles, lambda row: tf.nest.map_structure(lambda leaf: leaf[0], row))
         if stacked is not None:
             return stacks_of_rows(batches, self.batch_size, self.drop_remainder)
         if self.drop_remainder:

@@ -19,7 +19,9 @@ def example(**values: Any) -> bytes:
     features = {}
     for name, value in values.items():
         array = np.ravel(np.asarray(value, object if isinstance(value, bytes) else None))
-        if array.dtype.kind in "iub":
+        if not array.size:
+            feature = tf.train.Feature()
+        elif array.dtype.kind in "iub":
             feature = tf.train.Feature(int64_list=tf.train.Int64List(value=array.astype(np.int64)))
         elif array.dtype.kind == "f":
             feature = tf.train.Feature(float_list=tf.train.FloatList(value=array))

@@ -100,6 +100,17 @@ def features_as_code(features: Features) -> str:
     return "\n".join(["features = {", *lines, "}"])
 
 
+def is_example(data: bytes) -> bool:
+    """Whether some bytes are a serialized `tf.train.Example`."""
+    from google.protobuf.message import DecodeError
+
+    try:
+        tf.train.Example.FromString(data)
+    except DecodeError:
+        return False
+    return True
+
+
 def has_rows_of_unequal_length(features: Features) -> bool:
     """Whether a batch of these holds ragged or sparse tensors."""
     return any(isinstance(feature, (tf.io.RaggedFeature, tf.io.VarLenFeature)) for feature in features.values())
@@ -115,12 +126,9 @@ class _Seen:
 
 
 def _features_of(name: str, data: bytes) -> Mapping[str, Any]:
-    from google.protobuf.message import DecodeError
-
-    try:
-        example = tf.train.Example.FromString(data)
-    except DecodeError as error:
-        raise ValueError(f"{name} is no tf.train.Example, so that no features can be inferred. {_REMEDY}") from error
+    if not is_example(data):
+        raise ValueError(f"{name} is no tf.train.Example, so that no features can be inferred. {_REMEDY}")
+    example = tf.train.Example.FromString(data)
     if data and not example.features.feature:
         raise ValueError(f"{name} is no tf.train.Example with features: none can be inferred. {_REMEDY}")
     return example.features.feature

@@ -16,7 +16,7 @@ from keras_turbo.data.failures import ExampleLoadError
 from keras_turbo.data.image_options import ImageOptions, require_batchable
 from keras_turbo.data.light_operations import light_filter, light_map
 from keras_turbo.data.python_calls import call_on
-from keras_turbo.data.records.features import check_features, features_as_code, infer_features
+from keras_turbo.data.records.features import check_features, features_as_code, infer_features, is_example
 from keras_turbo.data.records.index import index_of
 from keras_turbo.data.records.layout import Layout, ManifestLayout, NamedLayout
 from keras_turbo.data.records.manifest import Manifest, leaves_of
@@ -77,7 +77,7 @@ class TfRecordSource(Source):
         return int(max(1, min(_MOST_AT_ONCE, _BYTES_AT_ONCE // max(1.0, self.reader.mean_bytes))))
 
     def load(self, position: tf.Tensor, seed: tf.Tensor) -> Any:
-        record, problem = call_on(self.reader, RecordReader.read_one, [position], [tf.string, tf.string])
+        record, problem = call_on(self, TfRecordSource._read_one, [position], [tf.string, tf.string])
         # An assertion, since an error in the Python function would bring that function's traceback along.
         with tf.control_dependencies([tf.debugging.Assert(problem == b"", [problem])]):
             record = tf.ensure_shape(tf.identity(record), [])
@@ -135,6 +135,13 @@ class TfRecordSource(Source):
         records, are_whole = call_on(self, TfRecordSource._read_and_check, [positions], [tf.string, tf.bool])
         return {"record": tf.ensure_shape(records, [None]), "is_whole": tf.ensure_shape(are_whole, [None])}
 
+    def _read_one(self, position: np.integer) -> tuple[bytes, bytes]:
+        record, problem = self.reader.read_one(position)
+        if not problem and not is_example(record):
+            # TensorFlow would say so too, with the record in the message, whatever bytes those are.
+            problem = b"it is whole, but no tf.train.Example."
+        return record, problem
+
     def _read_and_check(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         records, are_whole = self.reader.read(positions)
         if self._checks_records and self.makes_rows:
@@ -145,7 +152,8 @@ class TfRecordSource(Source):
         with tf.device("CPU:0"):
             try:
                 self._batch(tf.constant(records, tf.string))
-            except tf.errors.InvalidArgumentError:
+            # The message of the one may be bytes that are no text, which is the other.
+            except (tf.errors.InvalidArgumentError, UnicodeDecodeError):
                 if len(records) == 1:
                     return np.zeros(1, np.bool_)
                 half = len(records) // 2
