@@ -28,6 +28,7 @@ CHECKS = {
         for where in ("on TensorFlow", "in other frameworks")
     },
     "mixed_precision": {"largest relative difference of first losses from float32's"},
+    "tfrecord": {"batches in order equal", "shuffled epochs complete"},
     "memory": {"steps of all over files", "steps of all over positions"},
 }
 
