@@ -29,6 +29,7 @@ CHECKS = {
     },
     "mixed_precision": {"largest relative difference of first losses from float32's"},
     "tfrecord": {"batches in order equal", "shuffled epochs complete"},
+    "checkpoint_stall": {"largest relative difference of losses"},
     "memory": {"steps of all over files", "steps of all over positions"},
 }
 
