@@ -335,3 +335,9 @@ def test_first_positions_are_from_several_files(tmp_path):
         assert names == {str(path) for path, count in zip(paths, counts, strict=True) if count}
         assert len(reader.first_positions(1, 100)) == 3
     assert ends[-1] == reader.num_entries
+
+
+def test_more_records_at_once_than_one_call_writes(tmp_path):
+    records = [bytes([k % 256]) * (k % 7) for k in range(os.sysconf("SC_IOV_MAX") + 10)]
+    path = write_records(tmp_path / "a", records)
+    assert read_all(reader_of(path, cache=tmp_path / CACHE)) == records

@@ -112,8 +112,9 @@ def is_example(data: bytes) -> bool:
 
 
 def has_rows_of_unequal_length(features: Features) -> bool:
-    """Whether a batch of these holds ragged or sparse tensors."""
-    return any(isinstance(feature, (tf.io.RaggedFeature, tf.io.VarLenFeature)) for feature in features.values())
+    """Whether a batch of these holds ragged or sparse tensors, or such as are padded to the longest in it."""
+    kinds = (tf.io.RaggedFeature, tf.io.VarLenFeature, tf.io.FixedLenSequenceFeature)
+    return any(isinstance(feature, kinds) for feature in features.values())
 
 
 @dataclasses.dataclass

@@ -29,7 +29,7 @@ class Layout(abc.ABC):
 
     @property
     def is_ragged(self) -> bool:
-        """Whether a batch may hold ragged or sparse tensors."""
+        """Whether a batch is more than its rows: ragged, sparse, or padded to the longest of them."""
         return has_rows_of_unequal_length(self.features)
 
     def example(self, record: tf.Tensor, seed: tf.Tensor) -> Any:

@@ -29,6 +29,9 @@ from keras_turbo.data.records.unpacking import DAMAGE_MARK
 # A process may have so many files open at a time; this share of them is ours, and more files are opened for each read.
 _SHARE_OF_OPEN_FILES = 0.25
 
+# Of what one call writes, the system sets a limit: IOV_MAX of POSIX.
+_MOST_PIECES = os.sysconf("SC_IOV_MAX")
+
 # What TensorFlow reads at once of the file in memory.
 _BUFFER_BYTES = 1 << 18
 
@@ -233,7 +236,7 @@ class _ScratchFiles:
         except queue.Empty:
             descriptor, path = _new_scratch_file()
         try:
-            written = _write_fully(descriptor, b"".join(frames))
+            written = _write_fully(descriptor, frames)
             os.ftruncate(descriptor, written)
             yield path
         finally:
@@ -247,11 +250,15 @@ def _new_scratch_file() -> tuple[int, str]:
     return tempfile.mkstemp(prefix="keras_turbo_records_")
 
 
-def _write_fully(descriptor: int, data: bytes) -> int:
-    view, written = memoryview(data), 0
-    while written < len(view):
+def _write_fully(descriptor: int, frames: list[bytes]) -> int:
+    """Writes pieces from the beginning of a file, without joining them if that can be, and gives their length."""
+    size = sum(map(len, frames))
+    if len(frames) <= _MOST_PIECES and os.pwritev(descriptor, frames, 0) == size:
+        return size
+    view, written = memoryview(b"".join(frames)), 0
+    while written < size:
         written += os.pwrite(descriptor, view[written:], written)
-    return written
+    return size
 
 
 def _close_all(files: queue.SimpleQueue[tuple[int, str]]) -> None:
