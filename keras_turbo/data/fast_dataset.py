@@ -15,6 +15,7 @@ from keras_turbo.data.class_weights import with_all_classes
 from keras_turbo.data.epochs import Epochs
 from keras_turbo.data.example_order import EpochCounter, ExampleOrder
 from keras_turbo.data.failures import SkippedExample
+from keras_turbo.data.image_options import IMAGE_OPTIONS, require_batchable
 from keras_turbo.data.images import RandomResizedCrop
 from keras_turbo.data.report import PipelineReport, measure_pipeline
 from keras_turbo.data.resuming import ResumableDataset
@@ -23,6 +24,7 @@ from keras_turbo.data.sources.files import FileSource, files_source
 from keras_turbo.data.sources.image_folder import Subset, image_folder_sources
 from keras_turbo.data.sources.source import Source
 from keras_turbo.data.sources.tf_dataset import TfDatasetSource
+from keras_turbo.data.sources.tfrecord import tfrecord_source
 
 
 class FastDataset(ResumableDataset):
@@ -181,11 +183,7 @@ class FastDataset(ResumableDataset):
             TypeError, ValueError: an argument that can't be; a folder without images.
         """
         settings = Settings.of(options, "from_image_folder")
-        if image_size is None and settings.batch_size not in (None, 1):
-            raise ValueError(
-                "image_size=None keeps each image's own size, and images of different sizes can't be batched. Give "
-                f"image_size=(height, width), or batch_size=None. Received: batch_size={settings.batch_size}."
-            )
+        require_batchable(image_size, settings.batch_size)
         sources, names = image_folder_sources(
             directory,
             labels=labels,
@@ -250,6 +248,73 @@ class FastDataset(ResumableDataset):
         """
         settings = Settings.of(options, "from_files")
         source, names = files_source(pattern, load_fn, labels, label_mode, class_names)
+        dataset = cls.__new__(cls)
+        dataset._assemble(source, settings, names)
+        return dataset
+
+    @classmethod
+    def from_tfrecord(
+        cls,
+        pattern: str | os.PathLike | Sequence[str | os.PathLike],
+        features: dict[str, Any] | None = None,
+        *,
+        x: str | Sequence[str] | None = None,
+        label: str | None = None,
+        sample_weight: str | None = None,
+        compression: Literal["GZIP", "ZLIB", ""] | None = None,
+        interleave: int | None = None,
+        **options: Any,
+    ) -> FastDataset:
+        """Records of `tf.train.Example`, in any order, checked by their checksums.
+
+        Where each record begins is found once and kept beside the data (in the cache folder where that can't be
+        written). So the length is known, a shuffle is a full one over all files, and any record can be read by itself.
+
+        Example:
+
+        ```python
+        train = FastDataset.from_tfrecord("records/train")  # of `python -m keras_turbo convert photos records/train`
+        train = FastDataset.from_tfrecord("train-*.tfrecord", features, x="pixels", label="class", shuffle=True)
+        ```
+
+        Args:
+            pattern: glob pattern, a list of patterns and paths, or a folder. Files are sorted by path.
+            features: dict of `tf.io.FixedLenFeature` and its like, as for `tf.io.parse_example`. None: what the
+                `manifest.json` beside the files says; where there is none, features are inferred from the first
+                records, and printed in a form that can be pasted.
+            x: name of the feature that is `x`, or names, for a dict. None: a dict of all that are nothing else.
+            label: name of the feature that is `y`. None: no targets.
+            sample_weight: name of the feature that is the weight.
+            compression: None (default): told by each file's first bytes. "GZIP", "ZLIB", or "" for none. Compressed
+                files are unpacked once, into the cache folder, since nothing can be read from the middle of one.
+            interleave: without `shuffle`, how many files are read in turn, one record of each, as by
+                `tf.data.Dataset.interleave`. Default: the order in which the records were written, if there is a
+                manifest; else 1, one file after the other.
+            **options: as those of `FastDataset`; for images of `python -m keras_turbo convert` also those of
+                `from_image_folder` from `image_size` to `random_resized_crop`.
+
+        Returns:
+            A dataset of what the manifest says; else of `x`, `(x, y)` or `(x, y, sample_weight)`. What has no fixed
+            length is a `tf.RaggedTensor` in a batch (of a `VarLenFeature` a `tf.SparseTensor`), and a vector where
+            `map_fn` or `augment_fn` get it, or with `batch_size=None`.
+
+        Raises:
+            TypeError, ValueError: an argument that can't be; no file, no record; a file that is truncated, unless
+                `on_error="skip"`; records whose features can't be inferred.
+        """
+        image_options = {name: options.pop(name) for name in IMAGE_OPTIONS if name in options}
+        settings = Settings.of(options, "from_tfrecord")
+        source, names = tfrecord_source(
+            pattern,
+            features,
+            x=x,
+            label=label,
+            sample_weight=sample_weight,
+            compression=compression,
+            interleave=interleave,
+            image_options=image_options,
+            settings=settings,
+        )
         dataset = cls.__new__(cls)
         dataset._assemble(source, settings, names)
         return dataset

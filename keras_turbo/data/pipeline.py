@@ -98,7 +98,7 @@ class Pipeline:
         if self._gathers_always or only_stored:
             batches = self._from_memory(stacked)
         elif self.store is None:
-            batches = self._one_by_one(stacked, from_memory=False)
+            batches = self._from_source(stacked)
         else:
             batches = self._from_store_or_source(stacked)
         if stacked is None and not self.may_skip:
@@ -106,6 +106,8 @@ class Pipeline:
             # Where examples are loaded, what is to be done at an epoch's end is done when that is asked for.
             only_gathers = (self._gathers_always or only_stored) and self.augment_fn is None
             batches = claim_cardinality(batches, number, read_to_end=not only_gathers)
+        if self._makes_rows:
+            batches = self.source.finish(batches, self.parallel_calls)
         return batches.prefetch(PREFETCHED_BATCHES).with_options(data_options())
 
     def begin_epoch(self) -> tuple[np.int64, np.int64, np.ndarray]:
@@ -166,7 +168,7 @@ class Pipeline:
 
     def _from_store_or_source(self, stacked: int | None) -> tf.data.Dataset:
         """An epoch from the store if it has all that the epoch wants, else one that loads and fills it."""
-        stored, loaded = self._from_memory(stacked), self._one_by_one(stacked, from_memory=False)
+        stored, loaded = self._from_memory(stacked), self._from_source(stacked)
 
         def chosen(_: tf.Tensor) -> tf.data.Dataset:
             complete = tf.ensure_shape(call_on(self, Pipeline.store_is_complete, [], tf.bool), [])
@@ -205,8 +207,8 @@ class Pipeline:
         seed = tf.stack([tf.constant(self.seed ^ _EXAMPLE_SEEDS, tf.int64), epoch])
         return tf.random.experimental.stateless_fold_in(seed, position)
 
-    def _mapped(self, position: tf.Tensor, seed: tf.Tensor) -> Any:
-        example = self.source.load(position, seed)
+    def _mapped(self, position: tf.Tensor, seed: tf.Tensor, row: dict[str, tf.Tensor] | None = None) -> Any:
+        example = self.source.load(position, seed) if row is None else self.source.load_row(row, seed)
         return example if self.map_fn is None else self.map_fn(example)
 
     def _gather(self, positions: tf.Tensor) -> Any:
@@ -253,22 +255,51 @@ class Pipeline:
         most = max(1, self.order.num_examples // (size * 4))
         return max(1, min(_MOST_BATCHES_A_GATHER, _GATHER_BYTES // (size * example_bytes), most))
 
+    @property
+    def _makes_rows(self) -> bool:
+        """Whether the source makes examples many at a time, since nothing is done to a single one."""
+        is_whole = self.map_fn is None and self.augment_fn is None and self.batch_size is not None
+        return self.source.makes_rows and is_whole
+
+    def _from_source(self, stacked: int | None) -> tf.data.Dataset:
+        """An epoch of examples that are loaded."""
+        if not self._makes_rows:
+            return self._one_by_one(stacked, from_memory=False)
+        size = self.batch_size or 1
+        rows = self.source.make_rows(self._chunks(self.source.rows_at_once or size), PREFETCHED_BATCHES)
+        rows = self._accounted_for(rows.ignore_errors(log_warning=False), self.store)
+        if stacked is not None:
+            return stacks_of_rows(rows.rebatch(stacked * size, drop_remainder=False), size, self.drop_remainder)
+        return rows.rebatch(size, drop_remainder=self.drop_remainder)
+
+    def _items(self, from_memory: bool) -> tf.data.Dataset:
+        """Positions one by one, each with what the source reads of many at a time."""
+        at_once = self.source.rows_at_once
+        if from_memory or at_once is None:
+            return light_unbatch(self._chunks(_POSITIONS_AT_ONCE))
+
+        def with_rows(chunk: dict[str, tf.Tensor]) -> dict[str, Any]:
+            return {**chunk, "row": self.source.read_rows(chunk["position"])}
+
+        return light_unbatch(light_map(self._chunks(at_once), with_rows, PREFETCHED_BATCHES))
+
     def _one_by_one(self, stacked: int | None, *, from_memory: bool) -> tf.data.Dataset:
         """An epoch of examples that are made one by one: a failure is told from the gap that it leaves."""
         store = None if from_memory else self.store
 
-        def make(item: dict[str, tf.Tensor]) -> dict[str, Any]:
-            position = item["position"]
+        def make(item: dict[str, Any]) -> dict[str, Any]:
+            position, row = item["position"], item.get("row")
+            item = {name: value for name, value in item.items() if name != "row"}
             seed = self._example_seed(item["epoch"], position)
             if from_memory:
                 example = self._gather(position)
             elif store is None:
-                example = self._mapped(position, seed)
+                example = self._mapped(position, seed, row)
             else:
                 example = tf.cond(
                     tf.gather(store.filled_view, position),
                     lambda: _as_tensors(self._gather(position)),
-                    lambda: _as_tensors(self._mapped(position, seed)),
+                    lambda: _as_tensors(self._mapped(position, seed, row)),
                 )
             out = example if self.augment_fn is None else self.augment_fn(example, seed)
             made = {**item, "out": _as_tensors(out)}
@@ -276,8 +307,7 @@ class Pipeline:
                 made["stored"] = _as_tensors(example)
             return tf.nest.map_structure(lambda t: t[None], made) if self.batch_size is None else made
 
-        examples = light_unbatch(self._chunks(_POSITIONS_AT_ONCE))
-        examples = examples.map(make, num_parallel_calls=self.parallel_calls, deterministic=True)
+        examples = self._items(from_memory).map(make, num_parallel_calls=self.parallel_calls, deterministic=True)
         # What failed is missed and accounted for below, by its ordinal.
         examples = examples.ignore_errors(log_warning=False)
         # A stack is one batch up to the end.
@@ -285,18 +315,24 @@ class Pipeline:
         if store is not None:
             # Loading goes on while a batch is written. In fresh memory that can take a third of the time of decoding.
             batches = batches.prefetch(PREFETCHED_BATCHES if stacked is None else 1)
-        batches = batches.concatenate(_end_marker(batches.element_spec))
-        # The next ordinal, from the first of the epoch on, the epoch's number, and how many rows have been left out.
-        state = (tf.constant(0 if self.may_skip else -1, tf.int64), tf.constant(-1, tf.int64), tf.constant(0, tf.int64))
-        batches = light_scan(batches, state, self._accounting_for(store))
+        batches = self._accounted_for(batches, store)
         # The end marker has no rows, and goes.
         if self.batch_size is None:
-            return light_unbatch(batches)
+            # Not by unbatching, since that ends the process (TensorFlow 2.21) where an example is an empty vector.
+            singles = light_filter(batches, lambda row: tf.shape(tf.nest.flatten(row)[0])[0] > 0)
+            return light_map(singles, lambda row: tf.nest.map_structure(lambda leaf: leaf[0], row))
         if stacked is not None:
             return stacks_of_rows(batches, self.batch_size, self.drop_remainder)
         if self.drop_remainder:
             return batches.rebatch(self.batch_size, drop_remainder=True)
         return light_filter(batches, lambda batch: tf.shape(tf.nest.flatten(batch)[0])[0] > 0)
+
+    def _accounted_for(self, rows: tf.data.Dataset, store: ExampleStore | None) -> tf.data.Dataset:
+        """What the user wants of elements of many rows, and at last an element without any."""
+        rows = rows.concatenate(_end_marker(rows.element_spec))
+        # The next ordinal, from the first of the epoch on, the epoch's number, and how many rows have been left out.
+        state = (tf.constant(0 if self.may_skip else -1, tf.int64), tf.constant(-1, tf.int64), tf.constant(0, tf.int64))
+        return light_scan(rows, state, self._accounting_for(store))
 
     def _accounting_for(self, store: ExampleStore | None) -> Callable:
         """The function that sees each batch go by: finds gaps, fills the store, and hands on what the user wants."""
