@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +16,8 @@ PROGRAM = "python -m keras_turbo"
 
 # What a shell reports of a program that Ctrl-C ended: 128 + SIGINT.
 _INTERRUPTED = 130
+# The same of a program whose output nobody reads: 128 + SIGPIPE.
+_NOT_READ = 141
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,7 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: what stands behind `python -m keras_turbo`; that of this process by default.
 
     Returns:
-        The exit code: 0; 1 where the doctor found something wrong or `checkpoints` none that is good; 130 after Ctrl-C.
+        The exit code: 0; 1 where the doctor found something wrong or `checkpoints` none that is good; 130 after Ctrl-C;
+        141 where nobody reads the output.
 
     Raises:
         SystemExit: with code 2 after an argument that can't be, with 0 after `--help` and `--version`.
@@ -129,15 +133,30 @@ def _add_doctor(commands: argparse._SubParsersAction) -> None:
 
 
 def _run_doctor(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    from keras_turbo.doctor.disk import located
     from keras_turbo.doctor.examination import examine
 
-    if not options.folder.is_dir():
-        parser.exit(2, f"{parser.prog}: error: There is no folder {options.folder}.\n")
-    report = examine(__version__, options.folder.resolve())
-    if options.json:
-        sys.stdout.write(report.to_json() + "\n")
-    else:
-        report.print()
+    try:
+        folder = located(options.folder)
+    except ValueError as error:
+        parser.exit(2, f"{parser.prog}: error: {error}\n")
+    report = examine(__version__, folder)
+    output = sys.stdout
+    if output is None:  # started without one
+        return report.exit_code
+    try:
+        if options.json:
+            output.write(report.to_json() + "\n")
+            output.flush()
+        else:
+            report.print(output)
+    except OSError as error:
+        # The interpreter would try once more at its end, and complain.
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), output.fileno())
+        if isinstance(error, BrokenPipeError):  # who read it, such as head, has seen enough
+            return _NOT_READ
+        parser.exit(2, f"{parser.prog}: error: The report can't be written: {error}\n")
     return report.exit_code
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from PIL import Image
 
 import keras_turbo
 from keras_turbo.cli import main
+from keras_turbo.doctor.findings import Finding, Report
 
 ROOT = Path(__file__).parents[1]
 
@@ -150,6 +152,39 @@ def test_ctrl_c_ends_it_quietly(capsys, monkeypatch):
     monkeypatch.setattr("keras_turbo.demo.run_demo", interrupted)
     assert main(["demo"]) == 130
     assert capsys.readouterr().err == ""
+
+
+@pytest.fixture
+def one_finding(monkeypatch):
+    """The doctor finds one thing, at once."""
+    report = Report("1", (Finding("disk", "wrong", "It is gone.", "Look for it."),))
+    monkeypatch.setattr("keras_turbo.doctor.examination.examine", lambda version, folder: report)
+
+
+@pytest.mark.parametrize("arguments", [["doctor"], ["doctor", "--json"]])
+def test_a_reader_that_has_gone_is_not_taken_for_something_wrong(one_finding, monkeypatch, arguments):
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        assert main(arguments) == 141
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
+@pytest.mark.parametrize("arguments", [["doctor"], ["doctor", "--json"]])
+def test_a_report_that_can_not_be_written(one_finding, monkeypatch, capsys, arguments):
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        with pytest.raises(SystemExit) as exit_info:
+            main(arguments)
+    assert exit_info.value.code == 2
+    assert "error: The report can't be written: [Errno 28]" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["doctor"], ["doctor", "--json"]])
+def test_the_exit_code_is_all_that_a_doctor_without_an_output_gives(one_finding, monkeypatch, arguments):
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(arguments) == 1
 
 
 def test_demo_on_a_folder(capsys, tmp_path):

@@ -55,7 +55,8 @@ def control_groups(root: str | pathlib.Path, controller: str) -> list[ControlGro
     """
     root = pathlib.Path(root)
     try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
+        # A group's name may be any bytes, as those of files.
+        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:  # no Linux, or /proc is not mounted
         return []
     groups = []

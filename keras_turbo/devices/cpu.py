@@ -92,7 +92,10 @@ class CpuReader:
     ) -> None:
         import psutil
 
-        self._process = psutil.Process()
+        try:
+            self._process = psutil.Process()
+        except (psutil.Error, OSError):  # /proc is not mounted
+            self._process = None
         self._wall_seconds = wall_seconds
         self._process_seconds = process_seconds
         self._cores = cores(root)
@@ -140,6 +143,8 @@ class CpuReader:
     def _memory_rss_mb(self) -> float | None:
         import psutil
 
+        if self._process is None:
+            return None
         try:
             return self._process.memory_info().rss / _MB
         except (psutil.Error, OSError):

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from keras_turbo.devices.gpus import Gpu
 
-_NUMBER = re.compile(r"\s*([+-]?\d+)")
+# With more digits it is no GPU's number, and Python refuses to read thousands of them.
+_NUMBER = re.compile(r"\s*([+-]?)0*([0-9]{1,9})")
 _OLD_MIG_NAME = re.compile(r"mig-(gpu-[^/]+)/(\d+)/(\d+)", re.IGNORECASE)
 
 
@@ -99,7 +100,7 @@ def _kind(entries: str) -> str:
 def _by_number(entry: str, enumerated: Sequence[Gpu]) -> Gpu | None:
     # CUDA reads a number as C does: what stands behind it is ignored.
     number = _NUMBER.match(entry)
-    index = -1 if number is None else int(number.group(1))
+    index = -1 if number is None else int("".join(number.groups()))
     return enumerated[index] if 0 <= index < len(enumerated) else None
 
 

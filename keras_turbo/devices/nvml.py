@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import reprlib
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,6 +27,10 @@ _MB = 2**20
 _ANSWER_SECONDS = 15.0
 
 _AMD_VENDOR = "0x1002"
+
+# A variable may hold anything.
+_SHORTENED = reprlib.Repr()
+_SHORTENED.maxstring = 80
 
 
 class NvmlSession:
@@ -62,10 +67,8 @@ class NvmlSession:
     @property
     def problem(self) -> str | None:
         """Why there are no figures, or not all, in one line; None where all is well."""
-        if self._problem is not None:
-            return self._problem
-        lost = [f"GPU {one.gpu.index} ({one.gpu.name}): {one.problem}" for one in self._readers if one.problem]
-        return "; ".join(lost) + "." if lost else None
+        lost = [f"GPU {one.gpu.index} ({one.gpu.name}): {one.problem}." for one in self._readers if one.problem]
+        return " ".join([*([] if self._problem is None else [self._problem]), *lost]) or None
 
     def read(self) -> tuple[GpuCounters, ...]:
         """The figures of all GPUs now, in the order of `gpus`."""
@@ -102,16 +105,21 @@ class NvmlSession:
     def _find_gpus(self, environ: Mapping[str, str]) -> None:
         nvml: Any = self._nvml
         handles = self._handles
-        machine, unread = [], []
+        machine, unread, lost = [], [], []
         for index in range(nvml.nvmlDeviceGetCount()):
             try:
                 machine.append(_whole_gpu(nvml, index, handles))
             except nvml.NVMLError as error:
                 # A GPU that has fallen off the bus, or one that a container may not open; CUDA does not list it either.
                 unread.append(f"GPU {index}: {error}")
+                # That a job may not open the GPUs of others is as it should be.
+                if error.value != nvml.NVML_ERROR_NO_PERMISSION:
+                    lost.append(unread[-1])
         self.gpus = tuple(visible(machine, environ))
         self._readers = [GpuReader(nvml, gpu, *handles[gpu.uuid]) for gpu in self.gpus]
         if self.gpus:
+            if lost:
+                self._problem = f"NVML can't open every GPU: {'; '.join(lost)}."
             return
         value = environ.get("CUDA_VISIBLE_DEVICES")
         if unread:
@@ -119,7 +127,8 @@ class NvmlSession:
         elif not machine:
             self._problem = "The NVIDIA driver is there and finds no GPU."
         elif value is not None:
-            self._problem = f"CUDA_VISIBLE_DEVICES={value!r} hides every GPU from this process."
+            shown = _SHORTENED.repr(value)
+            self._problem = f"CUDA_VISIBLE_DEVICES={shown} hides every GPU from this process."
         else:
             self._problem = "The GPUs are in MIG mode and have no instances: create one (nvidia-smi mig -cgi ... -C)."
 
@@ -226,6 +235,8 @@ def _why_not_opened(nvml: Any, error: Any, root: Path) -> str:
         )
     if code == nvml.NVML_ERROR_DRIVER_NOT_LOADED:
         return "No figures of GPUs: the NVIDIA driver is installed and not loaded. Load it: sudo modprobe nvidia."
+    if code == nvml.NVML_ERROR_FUNCTION_NOT_FOUND:
+        return "No figures of GPUs: the NVIDIA driver is too old for nvidia-ml-py. Install a newer driver."
     if code == nvml.NVML_ERROR_NO_PERMISSION:
         return "No figures of GPUs: this user may not open /dev/nvidiactl. See the rights of /dev/nvidia*."
     return f"No figures of GPUs: NVML does not start: {error}."

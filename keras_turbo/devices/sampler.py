@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import math
+import numbers
 import os
 import queue
 import threading
@@ -26,6 +27,9 @@ _SILENT_SECONDS = 15.0
 _MOST_SAMPLES = 4096
 
 _SHORTEST_INTERVAL_SECONDS = 0.01
+
+# The system's clock can't be asked to wait for any number of seconds; after this time the thread looks again.
+_LONGEST_WAIT_SECONDS = 3600.0
 
 # How long the interpreter's end waits for the thread to close the library.
 _EXIT_SECONDS = 0.5
@@ -255,7 +259,7 @@ class Sampler:
                 if wait_seconds is None:
                     break
                 if wait_seconds > 0:
-                    self._wait(life.wake, wait_seconds)
+                    self._wait(life.wake, min(wait_seconds, _LONGEST_WAIT_SECONDS))
                     continue
                 self._deliver(life, self._read(life, readers))
         except Exception as error:
@@ -340,13 +344,14 @@ def subscribe(interval_seconds: float = 0.5) -> Subscription:
     Raises:
         ValueError: `interval_seconds` is no number of at least 0.01.
     """
-    if (
-        isinstance(interval_seconds, bool)
-        or not isinstance(interval_seconds, (int, float))
-        or not _SHORTEST_INTERVAL_SECONDS <= interval_seconds < math.inf
-    ):
+    seconds = math.nan
+    # Numbers of NumPy are of this type, too.
+    if isinstance(interval_seconds, numbers.Real) and not isinstance(interval_seconds, bool):
+        with contextlib.suppress(OverflowError):  # an int of 400 digits
+            seconds = float(interval_seconds)
+    if not _SHORTEST_INTERVAL_SECONDS <= seconds < math.inf:
         raise ValueError(
             f"`interval_seconds` must be a number of at least {_SHORTEST_INTERVAL_SECONDS}. Received: "
             f"{interval_seconds!r}."
         )
-    return _SAMPLER.subscribe(float(interval_seconds))
+    return _SAMPLER.subscribe(seconds)

@@ -23,14 +23,14 @@ def answer_within(seconds: float, ask: Callable[[], T], subject: str) -> T:
 
     Raises:
         TimeoutError: it took longer.
-        Exception: what the function raises.
+        BaseException: what the function raises.
     """
     answers: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
 
     def run() -> None:
         try:
             answers.put((True, ask()))
-        except Exception as error:
+        except BaseException as error:  # SystemExit, too: otherwise it would look as if it hung
             answers.put((False, error))
 
     thread = threading.Thread(target=run, name=f"keras_turbo asks {subject}", daemon=True)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from keras_turbo.devices.time_limit import answer_within
 from keras_turbo.doctor.findings import Finding
 
 TOPIC = "disk"
@@ -28,13 +29,18 @@ _BLOCK_BYTES = 4 * _MB
 _SLOW_READ_MB_PER_S = 100
 _SLOW_WRITE_MB_PER_S = 100
 
+# How long the file system may take to tell whether a folder is there.
+_LOOK_SECONDS = 5.0
+
 _LITTLE_SPACE_BYTES = 5 * _GB
 _NO_SPACE_BYTES = 100 * _MB
 
 _NETWORK_FILE_SYSTEMS = re.compile(
-    r"nfs\d?|cifs|smb\d?|smbfs|lustre|beegfs|gpfs|ceph|glusterfs|afs|9p|virtiofs|fuse\.(sshfs|s3fs|gcsfuse|goofys|juicefs)"
-    r"|fuse\.(glusterfs|ceph|mount-s3|blobfuse2?)"
+    r"nfs\d?|cifs|smb\d?|smbfs|lustre|beegfs|gpfs|ceph|glusterfs|afs|fuse\.(sshfs|s3fs|gcsfuse|goofys|juicefs)"
+    r"|fuse\.(glusterfs|ceph|mount-s3|blobfuse2?|rclone|drive)|orangefs|pvfs2|wekafs"
 )
+# Programs that mount a bucket and leave the kind at "fuse"; the source tells.
+_NETWORK_SOURCES = re.compile(r"(mountpoint-s3|blobfuse2?|s3fs|gcsfuse|goofys|rclone|JuiceFS)\b.*", re.IGNORECASE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +51,7 @@ class Disk:
         folder: as given.
         kind: of file system, such as "ext4"; None where the system does not tell.
         source: what is mounted there, such as "server:/export".
-        free_bytes: left for this user.
+        free_bytes: left for this user; None where the file system does not tell.
         write_mb_per_s: measured, with the data on the disk at the end; None where nothing could be written.
         read_mb_per_s: measured on what was written, past the page cache where the kernel lets it be dropped.
         why_not_written: the error.
@@ -54,10 +60,40 @@ class Disk:
     folder: str
     kind: str | None
     source: str | None
-    free_bytes: int
+    free_bytes: int | None
     write_mb_per_s: float | None
     read_mb_per_s: float | None
     why_not_written: str | None = None
+
+
+def located(folder: Path) -> Path:
+    """The folder as an absolute path without links.
+
+    Args:
+        folder: what the user gave.
+
+    Returns:
+        The path; as it was given where the file system does not answer within some seconds.
+
+    Raises:
+        ValueError: it is no folder, or can't be reached; the text says so.
+    """
+
+    def find() -> Path:
+        found = folder.resolve(strict=True)
+        # Not of the folder, but of what is in it: that needs a folder, and the right to enter it.
+        os.stat(os.path.join(found, "."))
+        return found
+
+    try:
+        return answer_within(_LOOK_SECONDS, find, f"The disk of {folder}")
+    except TimeoutError:
+        return folder
+    except (FileNotFoundError, NotADirectoryError):
+        raise ValueError(f"There is no folder {folder}.") from None
+    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: links in a circle
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ValueError(f"The folder {folder} can't be used: {reason}.") from None
 
 
 def read_disk(folder: Path, root: Path = Path("/")) -> Disk:
@@ -71,10 +107,12 @@ def read_disk(folder: Path, root: Path = Path("/")) -> Disk:
         The facts.
     """
     kind, source = file_system(folder, root)
-    free = shutil.disk_usage(folder).free
+    usage = shutil.disk_usage(folder)
+    # File systems that don't know their size say 0.
+    free = usage.free if usage.total else None
     write, read, error = None, None, None
     try:
-        write, read = measure(folder, min(_MOST_BYTES, free // 4))
+        write, read = measure(folder, _MOST_BYTES if free is None else min(_MOST_BYTES, free // 4))
     except OSError as failure:
         error = f"{failure.strerror or failure} ({errno.errorcode.get(failure.errno or 0, 'unknown error')})"
     return Disk(str(folder), kind, source, free, write, read, error)
@@ -168,7 +206,18 @@ def _kind(disk: Disk) -> list[Finding]:
     figures = {"file_system": disk.kind}
     if disk.kind is None:
         return [Finding(TOPIC, "fine", f"{where}.", figures=figures)]
-    if _NETWORK_FILE_SYSTEMS.fullmatch(disk.kind):
+    if disk.kind in ("9p", "virtiofs"):
+        return [
+            Finding(
+                TOPIC,
+                "could be better",
+                f"{where}, a folder of the host, seen through the virtual machine: many small files are slow.",
+                "Copy the data to a disk of its own first, or put it into TFRecord shards.",
+                figures,
+            )
+        ]
+    is_bucket = disk.kind == "fuse" and _NETWORK_SOURCES.fullmatch(disk.source or "")
+    if is_bucket or _NETWORK_FILE_SYSTEMS.fullmatch(disk.kind):
         return [
             Finding(
                 TOPIC,
@@ -210,11 +259,20 @@ def _rates(disk: Disk) -> list[Finding]:
                 TOPIC,
                 "could be better",
                 f"Nothing can be written to {disk.folder}: {disk.why_not_written}. Its rates were not measured.",
-                "Enough for data. For checkpoints and caches give another folder, or see its rights.",
+                "Make room, or see the quota and the inodes (quota, df -i)."
+                if "ENOSPC" in disk.why_not_written or "EDQUOT" in disk.why_not_written
+                else "Enough for data. For checkpoints and caches give another folder, or see its rights.",
             )
         ]
     if disk.write_mb_per_s is None or disk.read_mb_per_s is None:
-        return []
+        return [
+            Finding(
+                TOPIC,
+                "could be better",
+                f"The rates of {disk.folder} were not measured: that needs {4 * _BLOCK_BYTES / _MB:.0f} MB of room.",
+                "Make room.",
+            )
+        ]
     figures = {"write_mb_per_s": disk.write_mb_per_s, "read_mb_per_s": disk.read_mb_per_s}
     fact = f"Writes {disk.write_mb_per_s:,.0f} MB a second, reads {disk.read_mb_per_s:,.0f} (one file, in turn)."
     advice = []
@@ -226,8 +284,11 @@ def _rates(disk: Disk) -> list[Finding]:
 
 
 def _space(disk: Disk) -> list[Finding]:
+    if disk.free_bytes is None:
+        return [Finding(TOPIC, "fine", f"{disk.folder} does not tell how much room it has.")]
     figures = {"free_gb": disk.free_bytes / _GB}
-    fact = f"{disk.free_bytes / _GB:,.1f} GB free in {disk.folder}."
+    room = f"{disk.free_bytes / _GB:,.1f} GB" if disk.free_bytes >= _GB else f"{disk.free_bytes / _MB:.0f} MB"
+    fact = f"{room} free in {disk.folder}."
     if disk.free_bytes < _NO_SPACE_BYTES:
         return [Finding(TOPIC, "wrong", fact, "The next checkpoint will fail: make room.", figures)]
     if disk.free_bytes < _LITTLE_SPACE_BYTES:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from typing import IO, Any, Literal
 
 Level = Literal["fine", "could be better", "wrong"]
+
+# Below this width the third column of a table has no room for words.
+_TABLE_COLUMNS = 72
 
 _MARKS = {"fine": ("green", "fine"), "could be better": ("yellow", "could be better"), "wrong": ("bold red", "wrong")}
 
@@ -56,38 +60,55 @@ class Report:
         return {
             "keras_turbo": self.version,
             "exit_code": self.exit_code,
-            "findings": [dataclasses.asdict(one) for one in self.findings],
+            "findings": [dataclasses.asdict(_printable(one)) for one in self.findings],
         }
 
     def to_json(self) -> str:
-        """One JSON object."""
-        return json.dumps(self.to_dict(), indent=2)
+        """One JSON object, in ASCII."""
+        return json.dumps(self.to_dict(), indent=2, allow_nan=False)
 
     def print(self, file: IO[str] | None = None) -> None:
-        """Prints a table.
+        """Prints a table; in a narrow terminal a list.
 
         Args:
             file: `sys.stdout` by default.
+
+        Raises:
+            OSError: the file takes nothing any longer: BrokenPipeError where it is a pipe that nobody reads.
         """
         import rich.console
         import rich.table
         import rich.text
 
+        file = sys.stdout if file is None else file
+        if file is None:  # a program that was started without an output
+            return
+        console = rich.console.Console(file=file)
+        is_narrow = console.width < _TABLE_COLUMNS
         table = rich.table.Table(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
         table.add_column(no_wrap=True)
         table.add_column(no_wrap=True)
         table.add_column(overflow="fold")
+        entries: list[rich.text.Text] = []
         topic = None
-        for one, subjects in _joined(self.findings):
+        for one, subjects in _joined(tuple(map(_printable, self.findings))):
             style, mark = _MARKS[one.level]
             text = rich.text.Text(f"{listed(subjects)}: {one.fact}" if subjects else one.fact)
             if one.to_do is not None:
                 text.append(f"\n-> {one.to_do}", style="dim")
             table.add_row(one.topic if one.topic != topic else "", rich.text.Text(mark, style=style), text)
+            entries.append(rich.text.Text.assemble(f"{one.topic}: ", (mark, style), "\n", text))
             topic = one.topic
-        console = rich.console.Console(file=file)
-        console.print(table)
-        console.print(self.summary(), style="bold", highlight=False)
+        # What rich does with a closed pipe differs between its versions, and it knows nothing of what the file's
+        # encoding can't take: so it only renders.
+        with console.capture() as captured:
+            for part in entries if is_narrow else [table]:
+                console.print(part, overflow="fold")
+            console.print(self.summary(), style="bold", highlight=False)
+        text = "".join(f"{line.rstrip()}\n" for line in captured.get().splitlines())
+        encoding = getattr(file, "encoding", None) or "utf-8"
+        file.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        file.flush()
 
     def summary(self) -> str:
         """How many findings there are of each level."""
@@ -106,6 +127,18 @@ def _joined(findings: Sequence[Finding]) -> list[tuple[Finding, list[str]]]:
     return list(joined.values())
 
 
+def _printable(one: Finding) -> Finding:
+    """The finding without control characters: what stands in variables and names of files may be anything."""
+    to_do = None if one.to_do is None else _escaped(one.to_do)
+    return dataclasses.replace(one, fact=_escaped(one.fact), to_do=to_do)
+
+
+def _escaped(text: str) -> str:
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
 def not_examined(topic: str, error: BaseException) -> Finding:
     """That a topic could not be looked at: a fault of the doctor's, or of a file system or driver that hangs."""
     text = str(error) or type(error).__name__
@@ -114,7 +147,9 @@ def not_examined(topic: str, error: BaseException) -> Finding:
         topic,
         "wrong" if hanging else "could be better",
         f"Not examined: {text}" if hanging else f"Not examined: {type(error).__name__}: {text}",
-        "Something that should answer at once hangs: look at it first." if hanging else None,
+        "Something that should answer at once hangs: look at it first."
+        if hanging
+        else "This machine is in a way that the doctor does not know: please report it with this line.",
     )
 
 
@@ -135,6 +170,13 @@ def version_tuple(text: str) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def listed(items: Sequence[object]) -> str:
-    """The items with commas between them."""
-    return ", ".join(map(str, items))
+def listed(items: Sequence[object], most: int | None = None) -> str:
+    """The items with commas between them; of more than `most` only the first ones, and how many more there are."""
+    shown = ", ".join(map(str, items[:most]))
+    return shown if most is None or len(items) <= most else f"{shown} and {len(items) - most} more"
+
+
+def quoted(value: object, most: int = 80) -> str:
+    """The value as Python writes it, cut short where it is long: variables may hold anything."""
+    text = repr(value)
+    return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"

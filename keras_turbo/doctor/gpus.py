@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 
 from keras_turbo.devices.gpu_wiring import Driver, PcieLink
 from keras_turbo.devices.gpus import GpuCounters
-from keras_turbo.doctor.findings import Finding, listed
+from keras_turbo.doctor.findings import Finding, listed, quoted
 
 TOPIC = "GPUs"
 
@@ -15,19 +16,23 @@ TOPIC = "GPUs"
 _MUCH_MEMORY_SHARE = 0.2
 
 
-def findings(driver: Driver, root: Path = Path("/")) -> list[Finding]:
+def findings(
+    driver: Driver, environ: Mapping[str, str], gpus_of_tensorflow: int | None = None, root: Path = Path("/")
+) -> list[Finding]:
     """What the GPUs' facts mean.
 
     Args:
         driver: what NVML says.
+        environ: the environment of the process, for CUDA_VISIBLE_DEVICES.
+        gpus_of_tensorflow: how many GPUs TensorFlow lists; None where it was not asked.
         root: folder in place of the file system's root for `/dev`, for tests.
 
     Returns:
         The findings.
     """
     if not driver.gpus:
-        return [_no_gpu(driver, root)]
-    found = []
+        return [_no_gpu(driver, gpus_of_tensorflow or 0, root)]
+    found = _ignored_entries(driver, environ)
     links = driver.pcie or (PcieLink(),) * len(driver.gpus)
     for counters, link in zip(driver.gpus, links, strict=True):
         of_one = [_abilities(counters), *_pcie(link), *_held_back(counters)]
@@ -38,13 +43,53 @@ def findings(driver: Driver, root: Path = Path("/")) -> list[Finding]:
     return found
 
 
-def _no_gpu(driver: Driver, root: Path) -> Finding:
-    reason = driver.problem or "the driver lists none."
+def _no_gpu(driver: Driver, gpus_of_tensorflow: int, root: Path) -> Finding:
+    # What went wrong is one sentence; what to do is in the ones behind it, if there are any.
+    reason, _, remedy = (driver.problem or "The driver lists none.").partition(". ")
+    reason = f"{reason.removesuffix('.')}."
+    if gpus_of_tensorflow:
+        number = f"{gpus_of_tensorflow} GPU{'' if gpus_of_tensorflow == 1 else 's'}"
+        return Finding(
+            TOPIC,
+            "could be better",
+            f"TensorFlow lists {number}, of which there are no figures here. {reason}",
+            remedy or "Training is not touched by it.",
+        )
     if "hides every GPU" in reason:
-        return Finding(TOPIC, "could be better", f"No GPU: {reason}", "Unset it, unless you mean it.")
+        return Finding(
+            TOPIC,
+            "could be better",
+            f"No GPU: {reason}",
+            "Unset it, unless you mean it. nvidia-smi -L lists the numbers and UUIDs that it takes, each once.",
+        )
     if any((root / "dev").glob("nvidia[0-9]*")):
-        return Finding(TOPIC, "wrong", f"An NVIDIA GPU is there and can't be used. {reason}", "See nvidia-smi.")
-    return Finding(TOPIC, "could be better", f"No GPU: {reason}", "Training runs on the CPU.")
+        return Finding(
+            TOPIC, "wrong", f"An NVIDIA GPU is there and can't be used. {reason}", remedy or "See nvidia-smi."
+        )
+    return Finding(
+        TOPIC,
+        "could be better",
+        f"No GPU, so training runs on the CPU. {reason}",
+        remedy or "Nothing, if training on the CPU is meant.",
+    )
+
+
+def _ignored_entries(driver: Driver, environ: Mapping[str, str]) -> list[Finding]:
+    value = environ.get("CUDA_VISIBLE_DEVICES")
+    if value is None or any(counters.gpu.is_mig for counters in driver.gpus):
+        return []
+    entries, number = value.split(","), len(driver.gpus)
+    if number >= len(entries) or entries[number].strip() in ("", "-1"):
+        return []
+    return [
+        Finding(
+            TOPIC,
+            "could be better",
+            f"CUDA_VISIBLE_DEVICES={quoted(value)} names {len(entries)} GPUs, and this process has {number}: CUDA "
+            f"stops at the first that is not there, {quoted(entries[number].strip())}.",
+            "Correct it: nvidia-smi -L lists the numbers and UUIDs that there are.",
+        )
+    ]
 
 
 def _abilities(counters: GpuCounters) -> Finding:

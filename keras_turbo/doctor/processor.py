@@ -38,20 +38,22 @@ class Processor:
         instructions: of `_VECTOR_INSTRUCTIONS`, those that it has; None where the system does not tell.
         bfloat16_instructions: those that multiply bfloat16.
         cores: how many.
-        memory_bytes: of the machine.
+        memory_bytes: of the machine; None where the system does not tell.
         memory_limit_bytes: of the container; None where it has none.
-        memory_free_bytes: that can still be taken.
+        memory_free_bytes: that can still be taken; None where the system does not tell.
         shm_bytes: size of /dev/shm; None where there is none.
+        shm_free_bytes: what is left of it.
     """
 
     name: str
     instructions: tuple[str, ...] | None
     bfloat16_instructions: tuple[str, ...]
     cores: Cores
-    memory_bytes: int
+    memory_bytes: int | None
     memory_limit_bytes: int | None
-    memory_free_bytes: int
+    memory_free_bytes: int | None
     shm_bytes: int | None
+    shm_free_bytes: int | None
 
 
 def read_processor(root: Path = Path("/")) -> Processor:
@@ -76,15 +78,21 @@ def read_processor(root: Path = Path("/")) -> Processor:
         for flag in line.partition(":")[2].split()
     }
     cpu = cpu_from_cpuinfo(text)
+    try:
+        memory, free = psutil.virtual_memory().total, free_memory_bytes(root)
+    except (psutil.Error, OSError, ValueError):  # /proc is not mounted, or is not that of Linux
+        memory = free = None
+    shm, shm_free = _room_in(root / "dev/shm")
     return Processor(
         name=cpu.name,
         instructions=tuple(one for one in _VECTOR_INSTRUCTIONS if one in flags) if flags else None,
         bfloat16_instructions=cpu.bfloat16_instructions,
         cores=cores(root),
-        memory_bytes=psutil.virtual_memory().total,
+        memory_bytes=memory,
         memory_limit_bytes=memory_limit_bytes(root),
-        memory_free_bytes=free_memory_bytes(root),
-        shm_bytes=_size_of(root / "dev/shm"),
+        memory_free_bytes=free,
+        shm_bytes=shm,
+        shm_free_bytes=shm_free,
     )
 
 
@@ -103,7 +111,7 @@ def findings(processor: Processor, environ: Mapping[str, str], gpu_number: int) 
         *_instructions(processor, environ),
         *_cores(processor.cores, gpu_number),
         *_memory(processor),
-        *_shm(processor.shm_bytes, gpu_number),
+        *_shm(processor.shm_bytes, processor.shm_free_bytes, gpu_number),
     ]
 
 
@@ -153,6 +161,17 @@ def _cores(have: Cores, gpu_number: int) -> list[Finding]:
                 figures,
             )
         ]
+    elif have.affinity == 1 < have.machine:
+        found = [
+            Finding(
+                TOPIC,
+                "could be better",
+                f"1 core of the machine's {have.machine}: reading, decoding and training take turns on it.",
+                "Ask for more: sbatch --cpus-per-task, docker --cpuset-cpus, taskset. An OpenMP setting such as "
+                "KMP_AFFINITY may also have bound it.",
+                figures,
+            )
+        ]
     elif have.affinity < have.machine:
         found = [
             Finding(
@@ -178,6 +197,15 @@ def _cores(have: Cores, gpu_number: int) -> list[Finding]:
 
 def _memory(processor: Processor) -> list[Finding]:
     limit, total, free = processor.memory_limit_bytes, processor.memory_bytes, processor.memory_free_bytes
+    if total is None or free is None:
+        return [
+            Finding(
+                TOPIC,
+                "could be better",
+                "The system does not tell how much memory there is.",
+                "Mount /proc; without it nothing can tell whether decoded data fits into memory.",
+            )
+        ]
     figures = {
         "memory_gb": total / _GB,
         "memory_limit_gb": None if limit is None else limit / _GB,
@@ -200,16 +228,27 @@ def _memory(processor: Processor) -> list[Finding]:
     return [Finding(TOPIC, "fine", f"{fact}.", figures=figures)]
 
 
-def _shm(size: int | None, gpu_number: int) -> list[Finding]:
-    if size is None:
+def _shm(size: int | None, free: int | None, gpu_number: int) -> list[Finding]:
+    if size is None or free is None:
         return [
             Finding(
                 TOPIC, "could be better", "There is no /dev/shm: worker processes can't share arrays.", "Mount a tmpfs."
             )
         ]
-    figures = {"shm_mb": size / 2**20}
+    figures = {"shm_mb": size / 2**20, "shm_free_mb": free / 2**20}
     if size > _SMALL_SHM_BYTES:
-        return [Finding(TOPIC, "fine", f"/dev/shm: {size / _GB:.1f} GB.", figures=figures)]
+        fact = f"/dev/shm: {free / _GB:.1f} GB free of {size / _GB:.1f}."
+        if free > _SMALL_SHM_BYTES:
+            return [Finding(TOPIC, "fine", fact, figures=figures)]
+        return [
+            Finding(
+                TOPIC,
+                "could be better",
+                f"{fact} Worker processes and NCCL fail when it is full.",
+                "Remove what programs that were killed left there (ls -l /dev/shm).",
+                figures,
+            )
+        ]
     many = gpu_number > 1
     return [
         Finding(
@@ -224,9 +263,10 @@ def _shm(size: int | None, gpu_number: int) -> list[Finding]:
     ]
 
 
-def _size_of(folder: Path) -> int | None:
+def _room_in(folder: Path) -> tuple[int | None, int | None]:
+    """The size of a file system and what is free in it; None and None where there is none."""
     try:
         status = os.statvfs(folder)
     except (OSError, AttributeError):  # AttributeError: Windows
-        return None
-    return status.f_frsize * status.f_blocks
+        return None, None
+    return status.f_frsize * status.f_blocks, status.f_frsize * status.f_bavail

@@ -114,6 +114,8 @@ def findings(versions: Versions, driver: Driver) -> list[Finding]:
     found += _tensorflow_io(versions)
     if driver.gpus:
         found += _cuda(versions, driver)
+    elif versions.gpus_of_tensorflow:
+        found.append(Finding(TOPIC, "fine", f"TensorFlow lists GPUs: {versions.gpus_of_tensorflow}."))
     elif versions.built_for_cuda is not None:
         found.append(
             Finding(TOPIC, "fine", f"This TensorFlow was built for CUDA {versions.built_for_cuda}; no GPU is there.")

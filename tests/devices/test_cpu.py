@@ -161,6 +161,20 @@ def test_figures_that_are_hidden_are_absent(tmp_path, monkeypatch):
     assert counters.process_percent == pytest.approx(50)
 
 
+def test_without_proc_the_memory_is_absent(tmp_path, monkeypatch):
+    def not_there():
+        raise psutil.NoSuchProcess(1)
+
+    monkeypatch.setattr(psutil, "Process", not_there)
+    times = Times(monkeypatch)
+    reader = times.reader(tmp_path)
+    reader.read()
+    times.pass_time(1.0, process=0.5, idle_cores=())
+    counters = reader.read()
+    assert counters.memory_rss_mb is None
+    assert counters.process_percent == pytest.approx(50)
+
+
 def test_two_readings_at_the_same_time(tmp_path, monkeypatch):
     times = Times(monkeypatch)
     reader = times.reader(tmp_path)

@@ -298,6 +298,23 @@ def test_a_gpu_that_can_not_be_opened_leaves_the_others(monkeypatch):
     library.gpus[0].refused["nvmlDeviceGetHandleByIndex_v2"] = pynvml.NVML_ERROR_GPU_IS_LOST
     counters = one_reading(monkeypatch, library)
     assert [one.gpu.index for one in counters] == [1, 2]
+    assert nvml_problem({}) == "NVML can't open every GPU: GPU 0: GPU is lost."
+    library.gpus[1].refused["nvmlDeviceGetUtilizationRates"] = pynvml.NVML_ERROR_GPU_IS_LOST
+    with NvmlSession({}) as session:
+        session.read()
+        assert "GPU 0: GPU is lost. GPU 1 (NVIDIA A100-SXM4-40GB): GPU is lost." in session.problem
+
+
+def test_gpus_of_other_jobs_are_no_problem(monkeypatch):
+    library = FakeNvml(gpus(3))
+    library.gpus[0].refused["nvmlDeviceGetHandleByIndex_v2"] = pynvml.NVML_ERROR_NO_PERMISSION
+    assert [one.gpu.index for one in one_reading(monkeypatch, library)] == [1, 2]
+    assert nvml_problem({}) is None
+
+
+def test_a_variable_of_any_length_leaves_a_short_problem(monkeypatch):
+    use(monkeypatch, FakeNvml(gpus(1)))
+    assert len(nvml_problem({"CUDA_VISIBLE_DEVICES": "x" * 50_000})) < 200
 
 
 def test_no_gpu_can_be_opened(monkeypatch):
@@ -313,6 +330,7 @@ def test_no_gpu_can_be_opened(monkeypatch):
         (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, "different versions"),
         (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, "modprobe nvidia"),
         (pynvml.NVML_ERROR_NO_PERMISSION, "/dev/nvidiactl"),
+        (pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, "too old for nvidia-ml-py"),
         (pynvml.NVML_ERROR_UNKNOWN, "NVML does not start: Unknown Error"),
         (pynvml.NVML_ERROR_NOT_READY, "NVML does not start: "),
     ],

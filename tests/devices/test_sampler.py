@@ -11,8 +11,10 @@ import textwrap
 import threading
 import time
 import weakref
+from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
 import pynvml
 import pytest
 
@@ -421,10 +423,31 @@ def test_stopping_ends_the_thread_and_a_later_call_starts_another():
         until(samples.take)
 
 
-@pytest.mark.parametrize("interval", [0, -1, 0.001, True, None, "1", float("nan"), float("inf")])
+@pytest.mark.parametrize("interval", [0, -1, 0.001, True, None, "1", float("nan"), float("inf"), 10**400, 1j])
 def test_a_bad_interval(interval):
     with pytest.raises(ValueError, match="`interval_seconds` must be a number of at least 0.01. Received: "):
         subscribe(interval)
+
+
+@pytest.mark.parametrize("interval", [np.float32(0.5), np.int64(2), Fraction(1, 2), 10**300])
+def test_numbers_of_any_type(interval):
+    with subscribe(interval) as samples:
+        assert samples.interval_seconds == float(interval)
+        assert type(samples.interval_seconds) is float
+
+
+def test_the_system_is_asked_to_wait_for_no_longer_than_it_can():
+    waits = queue.SimpleQueue()
+
+    def wait(wake, seconds):
+        waits.put(seconds)
+        wake.get(timeout=PATIENCE_SECONDS)
+
+    sampler = Sampler(FakeReaders, wait=wait)
+    with sampler.subscribe(1e300) as samples:
+        assert 0 < waits.get(timeout=PATIENCE_SECONDS) <= 86_400
+        assert samples.problem is None
+    until(lambda: not sampler_threads())
 
 
 def test_a_copy_of_an_owner_does_not_take_the_samples_with_it():

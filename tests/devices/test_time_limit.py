@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 
 import pytest
@@ -19,6 +20,11 @@ def test_an_error_is_the_caller_s():
 
     with pytest.raises(KeyError, match="gone"):
         answer_within(60, fail, "the driver")
+
+
+def test_the_end_of_the_program_is_no_hang():
+    with pytest.raises(SystemExit):
+        answer_within(60, sys.exit, "the driver")
 
 
 def test_no_answer():

@@ -14,7 +14,7 @@ TWO = {"worker": ["a:1", "b:1"]}
 
 
 def judged(environ, resolve=lambda host: None, **more):
-    return checked(read_cluster(environ, resolve, **more).findings)
+    return checked(read_cluster(environ, resolve, **{"usable_cores": 2.0, **more}).findings)
 
 
 def config(cluster=None, **task):
@@ -31,7 +31,7 @@ def test_no_variables():
 def test_a_good_tf_config():
     asked = []
     found = read_cluster(config(type="worker", index=1), asked.append)
-    assert [one.fact for one in found.findings] == ["TF_CONFIG: this is worker 1 of 2 tasks."]
+    assert [one.fact for one in found.findings] == ["TF_CONFIG: this is worker 1; 2 tasks in all."]
     assert found.machines == 2
     assert asked == ["a", "b"]
 
@@ -49,9 +49,11 @@ def test_addresses_of_version_6_and_one_host_with_two_ports():
     [
         ("{'cluster': 1}", "no JSON: Expecting property name enclosed in double quotes: line 1 column 2"),
         ('{"cluster": ', "no JSON"),
-        ("[]", "a JSON object was expected, it is list"),
-        ("{}", 'it has no "cluster"'),
-        ('{"cluster": {}}', 'it has no "cluster"'),
+        ("[]", "a JSON object was expected. Received: []"),
+        ("[" * 90_000, "it is nested too deep"),
+        ('{"cluster": "a:1"}', "\"cluster\" has to be an object. Received: 'a:1'"),
+        ('{"cluster": {"master": ["a:1"]}}', "tasks of type 'master' are unknown to TensorFlow"),
+        ('{"cluster": {"chief": ["a:1", "b:1"]}}', "there are 2 of type 'chief'"),
         ('{"cluster": {"worker": "a:1"}}', '"worker" has to be a list'),
         ('{"cluster": {"worker": [1]}}', '"worker" has to be a list'),
         ('{"cluster": {"worker": ["a:1"]}}', 'it has no "task"'),
@@ -67,19 +69,70 @@ def test_a_tf_config_that_can_not_be_read(text, part):
     ("cluster", "task", "part"),
     [
         (TWO, {"type": "chief", "index": 0}, "of type 'chief', the cluster has worker"),
-        (TWO, {"type": "worker", "index": 2}, "task.index is 2, and there are 2 of type 'worker': 0 to 1"),
+        (TWO, {"type": ["worker"], "index": 0}, "this task is of type ['worker'], the cluster has worker."),
+        (TWO, {"index": 0}, "this task is of type None"),
+        (TWO, {"type": "worker", "index": 2}, "the cluster's list of type 'worker' has 2: 0 to 1 can be."),
+        ({"worker": ["a:1"]}, {"type": "worker", "index": 1}, "the cluster's list of type 'worker' has 1: 0 can be."),
+        ({"worker": []}, {"type": "worker", "index": 0}, "the cluster's list of type 'worker' has 0."),
         (TWO, {"type": "worker", "index": -1}, "task.index is -1"),
-        (TWO, {"type": "worker", "index": "1"}, "task.index is '1', no whole number"),
+        (TWO, {"type": "worker", "index": "one"}, "task.index is 'one', no whole number"),
+        (TWO, {"type": "worker", "index": "9" * 5000}, "no whole number"),
+        (TWO, {"type": "worker", "index": 1.0}, "task.index is 1.0, no whole number"),
         (TWO, {"type": "worker", "index": True}, "no whole number"),
         (TWO, {"type": "worker"}, "task.index is None"),
-        ({"worker": ["a:1", "a:1"]}, {"type": "worker", "index": 0}, "a:1 stands there twice"),
-        ({"worker": ["a:1"], "chief": ["a:1"]}, {"type": "worker", "index": 0}, "a:1 stands there twice"),
-        ({"worker": ["a"]}, {"type": "worker", "index": 0}, "'a' has no port"),
-        ({"worker": [":1"]}, {"type": "worker", "index": 0}, "':1' has no port"),
+        ({"worker": ["a:1", "a:1"]}, {"type": "worker", "index": 0}, "'a:1' stands there twice"),
+        ({"worker": ["a:1"], "chief": ["a:1"]}, {"type": "worker", "index": 0}, "'a:1' stands there twice"),
+        *(
+            ({"worker": [address]}, {"type": "worker", "index": 0}, "is no address")
+            for address in (
+                "a",
+                ":1",
+                "a:",
+                "a:0",
+                "a:65536",
+                "a:-1",
+                "a:1.5",
+                "a:\u0663",
+                "http://a:80",
+                "::1:80",
+                "a:1 ",
+                "a b:1",
+                "a\0b:1",
+                "a\x1b[31m:1",
+                "[::1]",
+                "[::1:80",
+                "",
+            )
+        ),
     ],
 )
 def test_a_tf_config_that_can_not_be(cluster, task, part):
     assert only(judged(config(cluster, **task)), part).level == "wrong"
+
+
+@pytest.mark.parametrize("text", ["{}", '{"cluster": {}}', '{"task": {"type": "worker", "index": 0}}'])
+def test_a_tf_config_without_a_cluster_is_that_of_one_process(text):
+    # TensorFlow's strategies take it so.
+    found = read_cluster({"TF_CONFIG": text}, lambda host: pytest.fail("asked"))
+    assert [(one.level, one.fact) for one in found.findings] == [("fine", "TF_CONFIG names no cluster: one process.")]
+
+
+def test_an_index_in_quotes_is_taken_as_tensorflow_takes_it():
+    assert only(judged(config(type="worker", index="1")), "this is worker 1;").level == "fine"
+    assert only(judged(config(type="worker", index="2")), "has 2: 0 to 1 can be.").level == "wrong"
+
+
+def test_an_evaluator_need_not_be_in_the_cluster():
+    assert only(judged(config(type="evaluator", index=0)), "an evaluator").level == "fine"
+
+
+def test_of_many_hosts_the_first_are_named():
+    def resolve(host):
+        raise OSError("Name or service not known")
+
+    cluster = {"worker": [f"host{index:03}:1" for index in range(200)]}
+    found = judged(config(cluster, type="worker", index=0), resolve)
+    assert only(found, "no address for host000, host001, host002, host003, host004 and 195 more.")
 
 
 def test_hosts_without_an_address():
@@ -120,18 +173,30 @@ SLURM = {
 @pytest.mark.parametrize(
     ("changes", "level", "part"),
     [
-        ({}, "fine", "Slurm job 77: task 3 of 4, 2 machines."),
-        ({"SLURM_PROCID": "4"}, "wrong", "SLURM_PROCID=4, and SLURM_NTASKS=4"),
+        ({}, "fine", "Slurm job 77: task 3 (from 0) of 4, 2 machines."),
+        ({"SLURM_PROCID": "4"}, "wrong", "SLURM_PROCID=4, and the step has 4: 0 to 3 can be."),
+        ({"SLURM_STEP_NUM_TASKS": "2"}, "wrong", "SLURM_PROCID=3, and the step has 2"),
+        ({"SLURM_NTASKS": "0"}, "wrong", "SLURM_NTASKS='0' is no whole number from 1"),
+        ({"SLURM_NTASKS": "-1"}, "wrong", "SLURM_NTASKS='-1' is no whole number"),
+        ({"SLURM_PROCID": ""}, "wrong", "SLURM_PROCID='' is no whole number from 0"),
+        ({"SLURM_CPUS_PER_TASK": "9" * 5000}, "wrong", "(5002 characters) is no whole number"),
+        ({"SLURM_NTASKS": None}, "wrong", "SLURM_PROCID=3, and there is no SLURM_NTASKS."),
+        ({"SLURM_NNODES": "8"}, "could be better", "8 machines, and fewer tasks (4): some machines do nothing."),
         ({"SLURM_NTASKS": "four"}, "wrong", "SLURM_NTASKS='four' is no whole number"),
-        ({"SLURM_CPUS_PER_TASK": None}, "could be better", "SLURM_CPUS_PER_TASK is not set"),
+        ({"SLURM_CPUS_PER_TASK": None}, "could be better", "SLURM_CPUS_PER_TASK is not set, and this process has 2 c"),
         ({"SLURM_STEP_ID": None, "SLURM_PROCID": "0"}, "could be better", "this process is none of them"),
-        ({"SLURM_STEP_ID": None, "SLURM_NTASKS": None, "SLURM_PROCID": None}, "fine", "task 0 of 1"),
+        ({"SLURM_STEP_ID": None, "SLURM_NTASKS": None, "SLURM_PROCID": None, "SLURM_NNODES": "1"}, "fine", "0) of 1"),
     ],
 )
 def test_slurm(changes, level, part):
     environ = {name: value for name, value in {**SLURM, **changes}.items() if value is not None}
     assert only(judged(environ), part).level == level
     assert read_cluster({"SLURM_NTASKS": "4"}).machines == 1
+
+
+def test_slurm_may_give_many_cores_unasked():
+    environ = {name: value for name, value in SLURM.items() if name != "SLURM_CPUS_PER_TASK"}
+    assert worst(judged(environ, usable_cores=32.0)) == "fine"
 
 
 def test_the_machines_of_slurm_are_counted():
@@ -141,7 +206,8 @@ def test_the_machines_of_slurm_are_counted():
 @pytest.mark.parametrize(
     ("environ", "level", "part"),
     [
-        ({"JOB_COMPLETION_INDEX": "3"}, "fine", "Pod 3 of an indexed job"),
+        ({"JOB_COMPLETION_INDEX": "3"}, "fine", "Pod 3 (from 0) of an indexed job"),
+        ({"JOB_COMPLETION_INDEX": "9" * 5000}, "wrong", "is no whole number"),
         ({"JOB_COMPLETION_INDEX": ""}, "wrong", "JOB_COMPLETION_INDEX='' is no whole number"),
         ({"JOB_COMPLETION_INDEX": "-1"}, "wrong", "is no whole number"),
         ({"JOB_COMPLETION_INDEX": "²"}, "wrong", "is no whole number"),

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
 
 from keras_turbo.doctor import disk
-from keras_turbo.doctor.disk import Disk, file_system, findings, measure, read_disk
+from keras_turbo.doctor.disk import Disk, file_system, findings, located, measure, read_disk
 from tests.doctor.judging import checked, only, worst
 
 GB = 2**30
@@ -37,7 +39,11 @@ def test_a_good_disk():
         ({"kind": "nfs"}, "could be better", "over the network"),
         ({"kind": "lustre"}, "could be better", "over the network"),
         ({"kind": "fuse.gcsfuse"}, "could be better", "over the network"),
-        ({"kind": "virtiofs"}, "could be better", "over the network"),
+        ({"kind": "virtiofs"}, "could be better", "a folder of the host"),
+        ({"kind": "fuse", "source": "mountpoint-s3"}, "could be better", "over the network from mountpoint-s3"),
+        ({"kind": "fuse.drive"}, "could be better", "over the network"),
+        ({"kind": "fuse", "source": "/dev/sdb"}, "fine", "/data: fuse."),
+        ({"kind": "fuseblk"}, "fine", "/data: fuseblk."),
         ({"kind": "overlay"}, "could be better", "the container's own layer"),
         ({"kind": "tmpfs"}, "could be better", "in memory"),
         ({"kind": "xfs"}, "fine", "/data: xfs."),
@@ -46,7 +52,9 @@ def test_a_good_disk():
         ({"write_mb_per_s": 40.0}, "could be better", "Writes 40"),
         ({"write_mb_per_s": None, "read_mb_per_s": None, "why_not_written": "x"}, "could be better", "Nothing can be"),
         ({"free_bytes": GB}, "could be better", "1.0 GB free"),
-        ({"free_bytes": 50 * 2**20}, "wrong", "0.0 GB free"),
+        ({"free_bytes": 50 * 2**20}, "wrong", "50 MB free"),
+        ({"free_bytes": None}, "fine", "/data does not tell how much room it has"),
+        ({"write_mb_per_s": None, "read_mb_per_s": None}, "could be better", "that needs 16 MB of room"),
     ],
 )
 def test_what_a_disk_may_lack(changes, level, part):
@@ -150,3 +158,56 @@ def test_a_full_disk(tmp_path, monkeypatch):
         monkeypatch.setattr(disk.tempfile, "TemporaryFile", lambda **_: full)
         found = read_disk(tmp_path)
     assert "ENOSPC" in found.why_not_written
+    assert "df -i" in only(judged(why_not_written=found.why_not_written), "Nothing can be written").to_do
+
+
+def test_a_file_system_that_does_not_know_its_size_is_measured_all_the_same(tmp_path, monkeypatch):
+    monkeypatch.setattr(disk, "_MOST_BYTES", 8 * 2**20)
+    monkeypatch.setattr(disk.shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(0, 0, 0))
+    found = read_disk(tmp_path)
+    assert found.free_bytes is None
+    assert found.write_mb_per_s > 0
+
+
+def test_folders_that_can_be_used(tmp_path, monkeypatch):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    monkeypatch.chdir(tmp_path)
+    assert located(Path("link")) == (tmp_path / "real").resolve()
+    assert located(Path()) == tmp_path.resolve()
+
+
+def test_folders_that_can_not_be_used(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for name in ("nowhere", "file", "file/below"):
+        with pytest.raises(ValueError, match=f"There is no folder {tmp_path / name}"):
+            located(tmp_path / name)
+    for name, reason in (("loop", "ymlink|symbolic link"), ("x" * 300, "File name too long"), ("a\0b", "null")):
+        with pytest.raises(ValueError, match=f"(?s)can't be used: .*({reason})"):
+            located(tmp_path / name)
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(ValueError, match="There is no folder"):
+        located(Path())
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_folder_that_may_not_be_entered(tmp_path, monkeypatch):
+    def refused(path, **_):
+        raise PermissionError(13, "Permission denied", path)
+
+    folder = tmp_path.resolve()
+    monkeypatch.setattr(disk.os, "stat", refused)
+    monkeypatch.setattr(Path, "resolve", lambda self, strict=False: folder)
+    with pytest.raises(ValueError, match="can't be used: Permission denied"):
+        located(tmp_path)
+
+
+def test_a_file_system_that_hangs_is_left_to_the_examination(tmp_path, monkeypatch):
+    let_go = threading.Event()
+    monkeypatch.setattr(disk, "_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(Path, "resolve", lambda self, strict=False: let_go.wait(60))
+    assert located(tmp_path) == tmp_path
+    let_go.set()

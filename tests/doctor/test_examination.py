@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,29 @@ def test_what_hangs_is_wrong_and_leaves_the_others(capsys, tmp_path, monkeypatch
     library.let_go.set()
 
 
+def test_a_disk_that_hangs_is_wrong_and_hangs_nobody(capsys, tmp_path, monkeypatch):
+    let_go = threading.Event()
+    monkeypatch.setattr(disk, "_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(examination, "_DISK_SECONDS", 0.05)
+    monkeypatch.setattr(Path, "resolve", lambda self, strict=False: let_go.wait(60))
+    code, report = told(capsys, "--folder", tmp_path)
+    assert code == 1
+    (found,) = of_topic(report, "disk")
+    assert found["fact"] == f"Not examined: The disk of {tmp_path} did not answer within 0.05 s."
+    let_go.set()
+
+
+@pytest.mark.parametrize("name", ["network.read_network", "processor.read_processor", "cluster.read_cluster"])
+def test_a_kernel_that_does_not_answer_is_not_waited_for(capsys, tmp_path, monkeypatch, name):
+    let_go = threading.Event()
+    monkeypatch.setattr(examination, "_SYSTEM_SECONDS", 0.05)
+    monkeypatch.setattr(f"keras_turbo.doctor.{name}", lambda *_: let_go.wait(60))
+    code, report = told(capsys, "--folder", tmp_path)
+    assert code == 1
+    assert [one["topic"] for one in report["findings"] if "did not answer within 0.05 s" in one["fact"]]
+    let_go.set()
+
+
 def test_a_folder_that_is_not_there(capsys, tmp_path):
     with pytest.raises(SystemExit) as exit_info:
         main(["doctor", "--folder", str(tmp_path / "nowhere")])
@@ -120,6 +144,6 @@ def test_as_a_program(tmp_path):
     assert done.returncode == 1, done.stderr
     report = json.loads(done.stdout)
     assert [one["fact"] for one in of_topic(report, "cluster")] == [
-        "TF_CONFIG: task.index is 1, and there are 1 of type 'worker': 0 to 0."
+        "TF_CONFIG: task.index is 1, and the cluster's list of type 'worker' has 1: 0 can be."
     ]
     assert list(tmp_path.iterdir()) == []

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 
 import pytest
 
-from keras_turbo.doctor.findings import Finding, Report, not_examined, version_tuple
+from keras_turbo.doctor.findings import Finding, Report, listed, not_examined, quoted, version_tuple
 
 FINE = Finding("GPUs", "fine", "All is well.", figures={"memory_mb": 3.5})
 BETTER = Finding("disk", "could be better", "It is slow.", "Buy [another] one.")
@@ -80,6 +81,67 @@ def test_what_hangs_is_wrong_and_what_fails_is_not_known():
     failing = not_examined("disk", KeyError("a"))
     assert failing.level == "could be better"
     assert failing.fact == "Not examined: KeyError: 'a'"
+    assert failing.to_do
+
+
+ODD = Finding("disk", "fine", "/tmp/a\x1b[31mb\nc\udcffé: ext4.", None, {"rate": 1.0})
+
+
+class Closed(io.StringIO):
+    def write(self, text):
+        if text:
+            raise BrokenPipeError
+        return 0
+
+
+def test_control_characters_are_shown_and_not_sent():
+    text = io.StringIO()
+    Report("1", (ODD,)).print(text)
+    assert "/tmp/a\\x1b[31mb\\nc\\udcffé: ext4." in text.getvalue()
+    assert json.loads(Report("1", (ODD,)).to_json())["findings"][0]["fact"] == "/tmp/a\\x1b[31mb\\nc\\udcffé: ext4."
+
+
+def test_what_the_encoding_can_not_take_is_escaped():
+    raw = io.BytesIO()
+    text = io.TextIOWrapper(raw, encoding="ascii")
+    Report("1", (ODD,)).print(text)
+    assert b"\\xe9: ext4." in raw.getvalue()
+    assert all(byte < 128 for byte in raw.getvalue())
+
+
+def test_json_has_no_numbers_that_json_does_not_know():
+    with pytest.raises(ValueError, match="JSON"):
+        Report("1", (Finding("disk", "fine", "", figures={"rate": float("nan")}),)).to_json()
+
+
+@pytest.mark.parametrize("columns", ["20", "40", "71", "72", "200"])
+def test_all_of_the_text_is_there_however_narrow_the_terminal(columns, monkeypatch):
+    monkeypatch.setenv("COLUMNS", columns)
+    text = io.StringIO()
+    Report("1", (FINE, BETTER, WRONG)).print(text)
+    printed = "".join(text.getvalue().split())
+    for one in (FINE, BETTER, WRONG):
+        for part in (one.topic, one.level, one.fact, one.to_do or ""):
+            assert "".join(part.split()) in printed
+    assert all(len(line) <= int(columns) and line == line.rstrip() for line in text.getvalue().splitlines())
+
+
+def test_a_pipe_that_is_closed_is_an_error_of_its_own():
+    with pytest.raises(BrokenPipeError):
+        Report("1", (FINE,)).print(Closed())
+
+
+def test_no_output_at_all(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    Report("1", (FINE,)).print()
+
+
+def test_long_lists_and_values_are_cut():
+    assert listed([1, 2, 3]) == "1, 2, 3"
+    assert listed(range(9), most=2) == "0, 1 and 7 more"
+    assert listed([1, 2], most=2) == "1, 2"
+    assert quoted("a") == "'a'"
+    assert quoted("a" * 500, most=4) == "'aaa... (502 characters)"
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
 from keras_turbo.devices.gpu_wiring import Driver, PcieLink, read_driver
-from keras_turbo.doctor.gpus import findings
+from keras_turbo.doctor import gpus
 from tests.devices.fake_nvml import FakeGpu, FakeMig, FakeNvml, use
 from tests.doctor.judging import NO_GPU, checked, counters, driver, only, worst
+
+
+def findings(machine, root=Path("/"), environ=None, gpus_of_tensorflow=None):
+    return gpus.findings(machine, environ or {}, gpus_of_tensorflow, root)
 
 
 def test_a_good_gpu():
@@ -27,7 +32,42 @@ def test_a_good_gpu():
 def test_no_gpu_is_no_fault(tmp_path):
     (found,) = checked(findings(NO_GPU, tmp_path))
     assert found.level == "could be better"
-    assert found.fact == "No GPU: No NVIDIA driver on this machine."
+    assert found.fact == "No GPU, so training runs on the CPU. No NVIDIA driver on this machine."
+
+
+def test_what_happened_and_what_to_do_stand_apart(tmp_path):
+    problem = "No driver here (no libnvidia-ml.so.1): the CPU only. In a container, start it with the GPUs: --gpus all."
+    (found,) = checked(findings(Driver(problem=problem), tmp_path))
+    assert found.fact.endswith("No driver here (no libnvidia-ml.so.1): the CPU only.")
+    assert found.to_do == "In a container, start it with the GPUs: --gpus all."
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvidia0").touch()
+    (found,) = checked(findings(Driver(problem="The driver is not loaded. Load it: modprobe nvidia."), tmp_path))
+    assert (found.level, found.to_do) == ("wrong", "Load it: modprobe nvidia.")
+
+
+def test_gpus_of_which_there_are_no_figures_are_gpus():
+    (found,) = checked(findings(Driver(problem="nvidia-ml-py is not installed. Install it."), gpus_of_tensorflow=2))
+    assert found.fact == "TensorFlow lists 2 GPUs, of which there are no figures here. nvidia-ml-py is not installed."
+    (found,) = checked(findings(Driver(problem="AMD GPUs give no figures here."), gpus_of_tensorflow=1))
+    assert "TensorFlow lists 1 GPU," in found.fact
+
+
+@pytest.mark.parametrize(
+    ("value", "is_told"),
+    [("0,7", True), ("0,7,1", True), ("0,GPU-1", True), ("0", False), ("0,", False), ("0,-1,1", False), (None, False)],
+)
+def test_entries_that_cuda_stops_at(value, is_told):
+    environ = {} if value is None else {"CUDA_VISIBLE_DEVICES": value}
+    found = [one for one in checked(findings(driver(), environ=environ)) if "CUDA stops at" in one.fact]
+    assert len(found) == is_told
+    if is_told:
+        assert f"{value.split(',')[1]!r}." in found[0].fact
+
+
+def test_a_mig_instance_stands_alone_whatever_the_variable_lists():
+    found = findings(driver(counters(mig=True)), environ={"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b"})
+    assert not [one for one in found if "CUDA stops at" in one.fact]
 
 
 def test_a_gpu_that_is_there_and_can_not_be_used_is_wrong(tmp_path):

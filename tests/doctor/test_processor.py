@@ -12,7 +12,7 @@ from keras_turbo.doctor.processor import Processor, findings, read_processor
 from tests.doctor.judging import checked, only, worst
 
 GB = 2**30
-GOOD = Processor("EPYC", ("avx", "avx2", "fma"), (), Cores(16, 16, None), 64 * GB, None, 60 * GB, 32 * GB)
+GOOD = Processor("EPYC", ("avx", "avx2", "fma"), (), Cores(16, 16, None), 64 * GB, None, 60 * GB, 32 * GB, 31 * GB)
 
 
 def judged(environ=None, gpu_number=0, **changes):
@@ -24,7 +24,7 @@ def test_a_good_machine():
     assert worst(found) == "fine"
     assert only(found, "16 cores, all that the machine has.")
     assert only(found, "60.0 GB of memory free of 64.0.")
-    assert only(found, "/dev/shm: 32.0 GB.")
+    assert only(found, "/dev/shm: 31.0 GB free of 32.0.")
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,8 @@ def test_a_good_machine():
         ({"instructions": None}, 0, "fine", "EPYC."),
         ({"bfloat16_instructions": ("amx_bf16",)}, 0, "fine", "multiplies bfloat16"),
         ({"cores": Cores(64, 8, None)}, 0, "fine", "8 cores of the machine's 64"),
-        ({"cores": Cores(64, 1, None)}, 0, "fine", "1 core of the machine's 64"),
+        ({"cores": Cores(64, 1, None)}, 0, "could be better", "1 core of the machine's 64"),
+        ({"cores": Cores(1, 1, None)}, 0, "fine", "1 core, all that the machine has"),
         ({"cores": Cores(64, 64, 2.5)}, 0, "could be better", "is worth 2.5 cores; TensorFlow sees 64"),
         ({"cores": Cores(8, 8, 8.0)}, 0, "fine", "8 cores, all"),
         ({"cores": Cores(16, 16, None)}, 8, "could be better", "2 cores for each GPU"),
@@ -45,6 +46,8 @@ def test_a_good_machine():
         ({"shm_bytes": 64 * 2**20}, 0, "could be better", "too few for worker processes"),
         ({"shm_bytes": 64 * 2**20}, 2, "wrong", "NCCL fails with it"),
         ({"shm_bytes": None}, 0, "could be better", "no /dev/shm"),
+        ({"shm_free_bytes": 2**20}, 0, "could be better", "/dev/shm: 0.0 GB free of 32.0."),
+        ({"memory_bytes": None, "memory_free_bytes": None}, 0, "could be better", "does not tell how much memory"),
     ],
 )
 def test_what_a_machine_may_lack(changes, gpu_number, level, part):
@@ -82,6 +85,16 @@ def test_from_the_kernel_s_files(tmp_path):
     assert processor.shm_bytes is None
     (tmp_path / "dev/shm").mkdir(parents=True)
     assert read_processor(tmp_path).shm_bytes > 0
+
+
+def test_without_proc_the_rest_is_told(tmp_path, monkeypatch):
+    def no_meminfo():
+        raise FileNotFoundError(2, "No such file or directory", "/proc/meminfo")
+
+    monkeypatch.setattr("psutil.virtual_memory", no_meminfo)
+    found = checked(findings(read_processor(tmp_path), {}, 0))
+    assert only(found, "does not tell how much memory")
+    assert [one for one in found if " core" in one.fact]
 
 
 def test_no_linux(tmp_path):

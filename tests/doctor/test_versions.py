@@ -102,6 +102,11 @@ def test_capabilities(capability, level):
     assert worst(checked(judged(driver(counters(capability=capability))))) == level
 
 
+def test_gpus_that_only_tensorflow_knows():
+    assert only(judged(gpus_of_tensorflow=1), "TensorFlow lists GPUs: 1.").level == "fine"
+    assert only(judged(gpus_of_tensorflow=0), "no GPU is there.").level == "fine"
+
+
 def test_fewer_gpus_in_tensorflow_than_the_driver_has():
     found = judged(driver(counters(0), counters(1)))
     assert only(found, "has 2 GPUs for this process, TensorFlow lists 1").level == "could be better"
