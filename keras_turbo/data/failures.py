@@ -67,6 +67,8 @@ class Failures:
         self._passed = np.zeros(num_examples, np.bool_)
         #: Position and epoch of the last error, and its text.
         self._raised: tuple[int, int, str] = (-1, -1, "")
+        #: What is known of failures beforehand, by position and epoch: the reason, and details for an error.
+        self._told: dict[tuple[int, int], tuple[str, str]] = {}
         self._lock = threading.Lock()
         with tf.device("CPU:0"):
             #: bool, shape (num_examples,): what was skipped so far, for graph code.
@@ -79,6 +81,10 @@ class Failures:
     def are_known(self, positions: np.ndarray) -> bool:
         """Whether epochs have been through all of some positions, so that it is known which of them fail."""
         return bool(self._passed[positions].all())
+
+    def tell(self, position: int, epoch: int, reason: str, details: str) -> None:
+        """Tells why an example can't be loaded that will be missed, so that it need not be loaded again."""
+        self._told[position, epoch] = _in_a_sentence(reason), f"\n\n{details}"
 
     def report(self, positions: np.ndarray, epoch: int) -> None:
         """Accounts for examples that an epoch asked for and that did not arrive.
@@ -109,13 +115,9 @@ class Failures:
             # tf.data goes on to the next batches in the background, which meet the same gap. Loading again for each
             # would only keep a process busy that is about to end.
             raise ExampleLoadError(self._raised[2])
-        try:
-            self._load_again(position, epoch)
-            reason = "it failed once and could be loaded when tried again: a passing fault of its disk or network?"
-        except Exception as error:  # whatever the user's own function raises is the reason
-            reason = _reason(error)
+        reason, details = self._told.pop((position, epoch), None) or (self._reason_of(position, epoch), "")
         if self.on_error == "raise":
-            text = f"{path}: {reason} (on_error='skip' leaves such examples out and lists them.)"
+            text = f"{path}: {reason} (on_error='skip' leaves such examples out and lists them.)" + details
             self._raised = (position, epoch, text)
             raise ExampleLoadError(text)
         with self._lock:
@@ -129,9 +131,17 @@ class Failures:
                 stacklevel=2,
             )
 
+    def _reason_of(self, position: int, epoch: int) -> str:
+        try:
+            self._load_again(position, epoch)
+        except Exception as error:  # whatever the user's own function raises is the reason
+            return _in_a_sentence(
+                _OP_NOISE.sub(" ", getattr(error, "message", None) or str(error) or type(error).__name__)
+            )
+        return "it failed once and could be loaded when tried again: a passing fault of its disk or network?"
 
-def _reason(error: Exception) -> str:
-    text = getattr(error, "message", None) or str(error) or type(error).__name__
-    text = " ".join(_OP_NOISE.sub(" ", text).split())
+
+def _in_a_sentence(text: str) -> str:
+    text = " ".join(text.split())
     text = text if len(text) <= _LONGEST_REASON else text[:_LONGEST_REASON] + "..."
     return text if text.endswith((".", "!", "?")) else text + "."

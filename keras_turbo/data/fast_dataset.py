@@ -19,7 +19,7 @@ from keras_turbo.data.images import RandomResizedCrop
 from keras_turbo.data.report import PipelineReport, measure_pipeline
 from keras_turbo.data.resuming import ResumableDataset
 from keras_turbo.data.settings import Cache, Settings
-from keras_turbo.data.sources.files import FileSource, files_source
+from keras_turbo.data.sources.files import files_source
 from keras_turbo.data.sources.image_folder import Subset, image_folder_sources
 from keras_turbo.data.sources.source import Source
 from keras_turbo.data.sources.tf_dataset import TfDatasetSource
@@ -249,7 +249,7 @@ class FastDataset(ResumableDataset):
             ValueError: no file matches, and what `FastDataset` and `from_image_folder` raise.
         """
         settings = Settings.of(options, "from_files")
-        source, names = files_source(pattern, load_fn, labels, label_mode, class_names)
+        source, names = files_source(pattern, load_fn, labels, label_mode, class_names, settings)
         dataset = cls.__new__(cls)
         dataset._assemble(source, settings, names)
         return dataset
@@ -331,8 +331,8 @@ class FastDataset(ResumableDataset):
         """
         if self._pipeline is None:
             raise ValueError(
-                "Only examples that have positions can be dealt out. Apply shard() to the tf.data.Dataset before it is "
-                "given to FastDataset, or use cache='memory' or 'disk'."
+                "Only examples that have positions can be dealt out. Apply shard() to a tf.data.Dataset before it is "
+                "given to FastDataset, or use cache='memory' or 'disk'; a generator function can give a part by itself."
             )
         order = self._pipeline.order.shard(int(num_shards), int(index))
         if order.num_examples == 0:
@@ -365,8 +365,12 @@ class FastDataset(ResumableDataset):
     @property
     def why_batches_are_read(self) -> str | None:
         """Why `resume_at` must read the batches before; None where it need not."""
+        if isinstance(self._source, TfDatasetSource) and self._pipeline is None:
+            if self._source.can_seek:
+                return None
+            return f"{self._source.is_called} without a store has no positions (a tf.data.Dataset gets them by cache)"
         if self._pipeline is None:
-            return "a tf.data.Dataset without a store has no positions (cache='memory' or 'disk' gives it some)"
+            return None
         if self._pipeline.may_skip:
             return "on_error='skip' may have left examples out of them, and they must be loaded to know which"
         return None
@@ -375,6 +379,12 @@ class FastDataset(ResumableDataset):
     def is_stream(self) -> bool:
         """Whether examples can only be read one after another: those of a `tf.data.Dataset` without a store."""
         return self._pipeline is None
+
+    @property
+    def workers(self) -> int | None:
+        """Processes that make examples in Python: 0 is this one. None where TensorFlow makes them, in threads."""
+        choice = getattr(self._source, "choice", None)
+        return None if choice is None else choice.number
 
     @property
     def stored_in(self) -> Literal["memory", "disk"] | None:
@@ -402,9 +412,10 @@ class FastDataset(ResumableDataset):
     @property
     def file_paths(self) -> list[str]:
         """The files in the order in which they are yielded; raises as `labels` does."""
-        if not isinstance(self._source, FileSource):
+        paths = getattr(self._source, "paths", None)
+        if paths is None:
             raise ValueError("This dataset is not made of files, so it has no `file_paths`.")
-        return [self._source.paths[position] for position in self._epochs.fixed_positions("file_paths")]
+        return [paths[position] for position in self._epochs.fixed_positions("file_paths")]
 
     @property
     def skipped(self) -> list[SkippedExample]:
@@ -426,8 +437,11 @@ class FastDataset(ResumableDataset):
         Raises:
             ValueError: the dataset is over a `tf.data.Dataset` without a store, whose stages can't be seen.
         """
-        if self._pipeline is None or isinstance(self._source, TfDatasetSource):
-            raise ValueError("report() measures arrays and files; the stages of a tf.data.Dataset can't be told apart.")
+        if self._pipeline is None or not self._source.can_be_measured:
+            raise ValueError(
+                "report() measures arrays and files that TensorFlow reads; the stages of a tf.data.Dataset and of "
+                "Python code can't be told apart."
+            )
         report = measure_pipeline(self._pipeline, seconds)
         report.print()
         return report

@@ -27,7 +27,7 @@ _GATHER_BYTES = 262_144
 _MOST_BATCHES_A_GATHER = 64
 
 # Positions that are worked out together where examples are made one by one.
-_POSITIONS_AT_ONCE = 1024
+POSITIONS_AT_ONCE = 1024
 
 # Batches made ahead of the step that takes them. Two, since one hides the making and a second evens out a slow batch.
 PREFETCHED_BATCHES = 2
@@ -182,7 +182,7 @@ class Pipeline:
     def _positions(self) -> EpochPositions:
         def begin() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
             # Python draws the permutation: as graph code, its fifty nodes would be made for each iterator.
-            epoch, first, permutation = call_on(self, Pipeline.begin_epoch, [], [tf.int64] * 3)
+            epoch, first, permutation = call_on(self, type(self).begin_epoch, [], [tf.int64] * 3)
             permutation = tf.ensure_shape(permutation, [self.order.permutation_size])
             return tf.ensure_shape(epoch, []), tf.ensure_shape(first, []), permutation
 
@@ -236,7 +236,7 @@ class Pipeline:
         chunks = self._chunks(size * (stacked or self._batches_per_gather()))
         if self.may_skip:
             # All that fails is known by now.
-            chunks = light_scan(chunks, tf.constant(0, tf.int64), _without_rows_before_first)
+            chunks = light_scan(chunks, tf.constant(0, tf.int64), without_rows_before_first)
         rows = light_map(
             chunks, lambda chunk: self._gather(chunk["position"]), PREFETCHED_BATCHES if stacked is None else 1
         )
@@ -260,24 +260,16 @@ class Pipeline:
         def make(item: dict[str, tf.Tensor]) -> dict[str, Any]:
             position = item["position"]
             seed = self._example_seed(item["epoch"], position)
-            if from_memory:
-                example = self._gather(position)
-            elif store is None:
-                example = self._mapped(position, seed)
-            else:
-                example = tf.cond(
-                    tf.gather(store.filled_view, position),
-                    lambda: _as_tensors(self._gather(position)),
-                    lambda: _as_tensors(self._mapped(position, seed)),
-                )
+            example = self._gather(position) if from_memory else self._loaded(item, seed)
             out = example if self.augment_fn is None else self.augment_fn(example, seed)
-            made = {**item, "out": _as_tensors(out)}
+            made = {name: item[name] for name in ("epoch", "first", "ordinal", "position")}
+            made["out"] = as_tensors(out)
             if store is not None and self.augment_fn is not None:
-                made["stored"] = _as_tensors(example)
+                made["stored"] = as_tensors(example)
             return tf.nest.map_structure(lambda t: t[None], made) if self.batch_size is None else made
 
-        examples = light_unbatch(self._chunks(_POSITIONS_AT_ONCE))
-        examples = examples.map(make, num_parallel_calls=self.parallel_calls, deterministic=True)
+        items = light_unbatch(self._chunks(POSITIONS_AT_ONCE)) if from_memory else self._to_load()
+        examples = items.map(make, num_parallel_calls=self.parallel_calls, deterministic=True)
         # What failed is missed and accounted for below, by its ordinal.
         examples = examples.ignore_errors(log_warning=False)
         # A stack is one batch up to the end.
@@ -291,12 +283,28 @@ class Pipeline:
         batches = light_scan(batches, state, self._accounting_for(store))
         # The end marker has no rows, and goes.
         if self.batch_size is None:
-            return light_unbatch(batches)
+            rows = light_filter(batches, _has_rows)
+            return light_map(rows, lambda row: tf.nest.map_structure(lambda leaf: tf.squeeze(leaf, [0]), row))
         if stacked is not None:
             return stacks_of_rows(batches, self.batch_size, self.drop_remainder)
         if self.drop_remainder:
             return batches.rebatch(self.batch_size, drop_remainder=True)
-        return light_filter(batches, lambda batch: tf.shape(tf.nest.flatten(batch)[0])[0] > 0)
+        return light_filter(batches, _has_rows)
+
+    def _to_load(self) -> tf.data.Dataset:
+        """The positions of an epoch one by one, as dicts, with all that `_loaded` needs besides."""
+        return light_unbatch(self._chunks(POSITIONS_AT_ONCE))
+
+    def _loaded(self, item: dict[str, Any], seed: tf.Tensor) -> Any:
+        """Graph code: the mapped example of an element of `_to_load`, out of the store if it is there."""
+        position, store = item["position"], self.store
+        if store is None:
+            return self._mapped(position, seed)
+        return tf.cond(
+            tf.gather(store.filled_view, position),
+            lambda: as_tensors(self._gather(position)),
+            lambda: as_tensors(self._mapped(position, seed)),
+        )
 
     def _accounting_for(self, store: ExampleStore | None) -> Callable:
         """The function that sees each batch go by: finds gaps, fills the store, and hands on what the user wants."""
@@ -331,7 +339,7 @@ class Pipeline:
                 tf.cond(is_end, lambda: 0, write)
             if not self.may_skip:
                 return (stop, epoch, left_out), batch["out"]
-            left_out, kept = _without_rows_before_first(left_out, batch)
+            left_out, kept = without_rows_before_first(left_out, batch)
             return (stop, epoch, left_out), kept["out"]
 
         return account
@@ -370,7 +378,7 @@ def data_options() -> tf.data.Options:
     return options
 
 
-def _without_rows_before_first(left_out: tf.Tensor, rows: dict[str, Any]) -> tuple[tf.Tensor, dict[str, Any]]:
+def without_rows_before_first(left_out: tf.Tensor, rows: dict[str, Any]) -> tuple[tf.Tensor, dict[str, Any]]:
     """Graph code of a scan over elements of many rows: leaves out as many in all as "first" says."""
     count = tf.size(rows["position"], tf.int64)
     # Elements without a row have nothing to say.
@@ -379,7 +387,12 @@ def _without_rows_before_first(left_out: tf.Tensor, rows: dict[str, Any]) -> tup
     return left_out + leaving_out, tf.nest.map_structure(lambda column: column[leaving_out:], rows)
 
 
-def _as_tensors(example: Any) -> Any:
+def _has_rows(batch: Any) -> tf.Tensor:
+    return tf.shape(tf.nest.flatten(batch)[0])[0] > 0
+
+
+def as_tensors(example: Any) -> Any:
+    """Graph code: a structure of what can be tensors as tensors."""
     return tf.nest.map_structure(tf.convert_to_tensor, example)
 
 

@@ -43,7 +43,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_count("batch_size", self.batch_size, "None, for examples one by one (or as they come)")
-        check_count("workers", self.workers, "None, for as many as the cores want")
+        check_count("workers", self.workers, "None, for as many as the cores want", least=0)
         for name in ("shuffle", "reshuffle_each_epoch", "drop_remainder"):
             value = getattr(self, name)
             if not isinstance(value, bool):
@@ -108,7 +108,17 @@ class Settings:
 
     @property
     def parallel_calls(self) -> int:
-        """How many examples are made at a time."""
+        """How many examples are made at a time.
+
+        Raises:
+            ValueError: none.
+        """
+        if self.workers == 0:
+            raise ValueError(
+                "`workers` must be at least 1, or None, for as many as the cores want: only for data that Python code "
+                "makes (a PyDataset, a generator function, a PythonFunction) does 0 mean this process. Received: "
+                "workers=0."
+            )
         return self.workers or _LOADS_PER_CORE * available_cores()
 
     @property
@@ -124,8 +134,8 @@ def available_cores() -> int:
     return os.cpu_count() or 1
 
 
-def check_count(name: str, value: Any, none_means: str) -> None:
-    """Checks a positive integer that may be None.
+def check_count(name: str, value: Any, none_means: str, least: int = 1) -> None:
+    """Checks a positive integer that may be None; or, with another least value, a larger or smaller one.
 
     Raises:
         TypeError, ValueError: it is something else.
@@ -134,8 +144,8 @@ def check_count(name: str, value: Any, none_means: str) -> None:
         return
     if not _is_integer(value):
         raise TypeError(f"`{name}` must be a positive integer, or {none_means}. Received: {name}={value!r}.")
-    if value < 1:
-        raise ValueError(f"`{name}` must be at least 1, or {none_means}. Received: {name}={value}.")
+    if value < least:
+        raise ValueError(f"`{name}` must be at least {least}, or {none_means}. Received: {name}={value}.")
 
 
 def _is_integer(value: Any) -> bool:

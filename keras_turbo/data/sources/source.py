@@ -30,6 +30,8 @@ class Source(abc.ABC):
     is_random: bool = False
     #: Whether a single example can fail to load (a damaged file).
     can_fail: bool = False
+    #: Whether its stages can be told apart and measured.
+    can_be_measured: bool = True
     #: What a report calls `load`.
     loading_is_called: str = "load"
     #: Whether `gather` gives whole batches from memory, so that neither a store nor parallel calls have a use.
