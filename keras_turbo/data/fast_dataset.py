@@ -21,6 +21,7 @@ from keras_turbo.data.resuming import ResumableDataset
 from keras_turbo.data.settings import Cache, Settings
 from keras_turbo.data.sources.files import files_source
 from keras_turbo.data.sources.image_folder import Subset, image_folder_sources
+from keras_turbo.data.sources.made_in_python import MadeInPython
 from keras_turbo.data.sources.source import Source
 from keras_turbo.data.sources.tf_dataset import TfDatasetSource
 
@@ -276,6 +277,8 @@ class FastDataset(ResumableDataset):
             counter=self._counter,
         )
         self._epochs = Epochs(self._pipeline, self._dataset)
+        if isinstance(source, MadeInPython):
+            source.used_by(self)
         variant = tf.data.experimental.to_variant(self._dataset)
         super().__init__(variant, self._dataset.element_spec, [self._dataset], holds=None)
 
@@ -383,8 +386,7 @@ class FastDataset(ResumableDataset):
     @property
     def workers(self) -> int | None:
         """Processes that make examples in Python: 0 is this one. None where TensorFlow makes them, in threads."""
-        choice = getattr(self._source, "choice", None)
-        return None if choice is None else choice.number
+        return self._source.choice.number if isinstance(self._source, MadeInPython) else None
 
     @property
     def stored_in(self) -> Literal["memory", "disk"] | None:

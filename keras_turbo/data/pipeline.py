@@ -320,7 +320,7 @@ class Pipeline:
             has_gap = stop - expected != tf.size(batch["position"], tf.int64)
 
             def report() -> int:
-                call_on(self, Pipeline.report_gap, [expected, stop, ordinals, epoch], [])
+                call_on(self, type(self).report_gap, [expected, stop, ordinals, epoch], [])
                 return 0
 
             def end_pass() -> int:

@@ -14,6 +14,8 @@ import tensorflow as tf
 from keras_turbo.data.worker_pool.keras_turbo_worker.item_layout import STRINGS, Leaf, Structure, check, leaf_of
 from keras_turbo.data.worker_pool.keras_turbo_worker.item_maker import ItemMaker
 
+_LOOKED_AT_WHERE_SOME_FAIL = 8
+
 
 @dataclasses.dataclass(frozen=True)
 class ItemForm:
@@ -90,6 +92,19 @@ def float_dtype() -> str:
     return floatx if floatx != "bfloat16" else "float32"
 
 
+def positions_to_look_at(number: int | None, *, may_fail: bool) -> list[int]:
+    """Positions that tell what items are like: two to compare, and the last, which may be shorter.
+
+    Args:
+        number: of all items; None for endlessly many.
+        may_fail: whether some may not be there, so that more are wanted.
+    """
+    first = _LOOKED_AT_WHERE_SOME_FAIL if may_fail else 2
+    if number is None:
+        return [*range(first)]
+    return sorted({*range(min(first, number)), number - 1})
+
+
 @dataclasses.dataclass(frozen=True)
 class Sample:
     """Some items, made in this process.
@@ -105,7 +120,9 @@ class Sample:
     most_rows: int
 
 
-def sample_of(maker: ItemMaker, tasks: Sequence[tuple], name: str, *, are_batches: bool) -> Sample:
+def sample_of(
+    maker: ItemMaker, tasks: Sequence[tuple], name: str, *, are_batches: bool, may_fail: bool = False
+) -> Sample:
     """Makes some items to see what they are like.
 
     Args:
@@ -113,6 +130,7 @@ def sample_of(maker: ItemMaker, tasks: Sequence[tuple], name: str, *, are_batche
         tasks: what to make.
         name: what an error calls the object.
         are_batches: whether items are batches.
+        may_fail: whether items that can't be made are passed over, as they will be later.
 
     Raises:
         ValueError: an item can't be made, or is not like the others.
@@ -126,7 +144,7 @@ def sample_of(maker: ItemMaker, tasks: Sequence[tuple], name: str, *, are_batche
         made = maker.run(task)
         if made.items:
             seconds.append(time.perf_counter() - start)
-        if made.failure is not None:
+        if made.failure is not None and not may_fail:
             index, _, details = made.failure
             raise ValueError(f"Item {index} of {name} can't be made:\n{details}")
         for item, its_structure in zip(made.items, made.structures, strict=True):
@@ -143,7 +161,8 @@ def sample_of(maker: ItemMaker, tasks: Sequence[tuple], name: str, *, are_batche
                 raise ValueError(f"An item of {name} is not like the first: {error}") from None
             most_rows = max(most_rows, *(len(array) for array in item if array.ndim), 0)
     if not structure:
-        raise ValueError(f"{name} gave no item at all.")
+        tried = f" at any of the {len(tasks)} positions that were tried" if may_fail else ""
+        raise ValueError(f"{name} gave no item{tried}.")
     if are_batches:
         leaves = [(dtype, (None, *shape[1:])) for dtype, shape in leaves]
     later = seconds[1:] or seconds

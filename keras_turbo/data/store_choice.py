@@ -57,15 +57,15 @@ def python_store(
         return example if map_fn is None else map_fn(example)
 
     if not source.form.are_batches:
-        return choose_store(settings, source, map_fn, lambda _: mapped())
+        return choose_store(settings, source, map_fn, lambda position: mapped())
     if settings.cache is False:
         return None
-    spec = tf.data.Dataset.range(1).map(lambda _: mapped()).element_spec
+    spec = tf.data.Dataset.range(1).map(lambda position: mapped()).element_spec
     if any(not leaf.shape.rank for leaf in tf.nest.flatten(spec)):
         raise ValueError(f"cache={settings.cache!r} keeps rows of batches, and map_fn gives something without rows.")
     kept = stored_spec(spec, source.most_rows)
 
-    def stored(_: tf.Tensor) -> Any:
+    def stored(position: tf.Tensor) -> Any:  # noqa: ARG001 (all batches are stored alike)
         mapped()  # what is random in it is looked for
         return tf.nest.map_structure(lambda leaf: placeholder(tuple(leaf.shape), leaf.dtype), kept)
 

@@ -16,10 +16,11 @@ from keras_turbo.data.python_items import sample_of
 from keras_turbo.data.python_sessions import StreamReader
 from keras_turbo.data.session_dataset import Sessions
 from keras_turbo.data.settings import Settings
+from keras_turbo.data.sources.made_in_python import MadeInPython
 from keras_turbo.data.sources.tf_dataset import TfDatasetSource
 from keras_turbo.data.worker_choice import choose_workers
 from keras_turbo.data.worker_pool.keras_turbo_worker.item_maker import GENERATOR, ItemMaker
-from keras_turbo.data.worker_pool.producer import InProcess, InWorkers, Producer, Work
+from keras_turbo.data.worker_pool.producer import Work
 
 # Examples that come together where the user wants them one by one.
 _GROUP = 32
@@ -29,7 +30,7 @@ _SHARD_PARAMETERS = ("shard_index", "num_shards")
 _LOOK = -1
 
 
-class GeneratorSource(TfDatasetSource):
+class GeneratorSource(MadeInPython, TfDatasetSource):
     """What a generator function gives.
 
     Args:
@@ -49,7 +50,7 @@ class GeneratorSource(TfDatasetSource):
         tasks = [("open", _LOOK, 0, whole, 0), ("next", _LOOK, 1), ("next", _LOOK, 1), ("close", _LOOK)]
         sample = sample_of(maker, tasks, name, are_batches=False)
         self._form = sample.form
-        self.choice = choose_workers(
+        choice = choose_workers(
             settings.workers,
             function,
             name,
@@ -59,12 +60,11 @@ class GeneratorSource(TfDatasetSource):
         )
         self._stacked = sample.form.has_fixed_shape and settings.batch_size is not None
         self._group = (settings.batch_size or _GROUP) if self._stacked else 1
-        self._work = Work(GENERATOR, function, sample.form.wanted, self._stacked, name)
-        self._producer: Producer | None = None
+        MadeInPython.__init__(self, Work(GENERATOR, function, sample.form.wanted, self._stacked, name), choice)
+        TfDatasetSource.__init__(self, None, tf.data.UNKNOWN_CARDINALITY)
         self._seed = 0
         self._numbers = itertools.count()
         self._sessions = Sessions(self._read)
-        super().__init__(None, tf.data.UNKNOWN_CARDINALITY)
 
     @property
     def element_spec(self) -> Any:
@@ -90,14 +90,9 @@ class GeneratorSource(TfDatasetSource):
         return [{"shard_index": index, "num_shards": number} for index in range(number)]
 
     def _read(self, epoch: np.integer, skip: np.integer) -> _GeneratorSession:
-        number = self.choice.number
-        if self._producer is None:
-            self._producer = InWorkers(self._work, number, self._seed) if number else InProcess(self._work)
-        self._producer.begin_epoch()
-        keywords = self._keywords(self._producer.num_workers)
-        reader = StreamReader(
-            self._producer, next(self._numbers), int(epoch), keywords, self._group, int(skip), self._name
-        )
+        producer = self.producer(self._seed)
+        keywords = self._keywords(producer.num_workers)
+        reader = StreamReader(producer, next(self._numbers), int(epoch), keywords, self._group, int(skip), self._name)
         return _GeneratorSession(reader, self._name)
 
 
@@ -137,6 +132,7 @@ def _check_parameters(function: Callable[..., Any], name: str) -> bool:
     except TypeError as error:
         raise TypeError(
             f"`x` must be a function without required parameters that returns an iterator (of those, only "
-            f"`shard_index` and `num_shards` are given). Received: {name}{signature}, {error}. Use functools.partial for others."
+            f"`shard_index` and `num_shards` are given). Received: {name}{signature}, {error}. "
+            "Use functools.partial for others."
         ) from None
     return is_sharded

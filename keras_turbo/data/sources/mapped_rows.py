@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_turbo.data.python_function import PythonFunction
-from keras_turbo.data.python_items import sample_of
+from keras_turbo.data.python_items import positions_to_look_at, sample_of
 from keras_turbo.data.settings import Settings
 from keras_turbo.data.sources.arrays import structured_arrays
 from keras_turbo.data.sources.python_source import PythonSource
@@ -48,8 +48,11 @@ class MappedRowsSource(PythonSource):
         takes_all = ElementFunction(function.function, argument).takes_all(num_parts, {}, expects_seed=False)
         source = (rows, function.function, takes_all or num_parts == 1)
         maker = ItemMaker(MAPPED, source, None, seed=None)
-        looked_at = sorted({0, min(1, number - 1), number - 1})
-        sample = sample_of(maker, [("items", 0, (index,)) for index in looked_at], name, are_batches=False)
+        may_fail = settings.on_error == "skip"
+        looked_at = positions_to_look_at(number, may_fail=may_fail)
+        sample = sample_of(
+            maker, [("items", 0, (index,)) for index in looked_at], name, are_batches=False, may_fail=may_fail
+        )
         choice = choose_workers(settings.workers, source, name, item_seconds=sample.seconds, num_items=number)
         work = Work(MAPPED, source, sample.form.wanted, sample.form.has_fixed_shape, name)
         super().__init__(work, sample.form, number, sample.most_rows, choice)

@@ -13,15 +13,16 @@ import tensorflow as tf
 
 from keras_turbo.data.failures import ExampleLoadError
 from keras_turbo.data.light_operations import light_map
-from keras_turbo.data.python_items import Sample, sample_of
+from keras_turbo.data.python_items import Sample, positions_to_look_at, sample_of
 from keras_turbo.data.python_sessions import Failure, ItemReader
 from keras_turbo.data.session_dataset import Sessions
 from keras_turbo.data.settings import Settings
+from keras_turbo.data.sources.made_in_python import MadeInPython
 from keras_turbo.data.sources.python_source import PythonSource
 from keras_turbo.data.sources.tf_dataset import TfDatasetSource
 from keras_turbo.data.worker_choice import choose_workers
 from keras_turbo.data.worker_pool.keras_turbo_worker.item_maker import INDEXED, ItemMaker
-from keras_turbo.data.worker_pool.producer import InProcess, InWorkers, Producer, Work
+from keras_turbo.data.worker_pool.producer import Producer, Work
 
 # Positions of an endless dataset that are handed on together.
 _POSITIONS_AT_ONCE = 1024
@@ -47,9 +48,12 @@ def py_dataset_source(x: Any, settings: Settings) -> PyDatasetSource | EndlessPy
     number = num_batches(x)
     if number is not None and number < 1:
         raise ValueError(f"{name} has no batch: its length is {number}.")
-    looked_at = [0, 1] if number is None else sorted({0, min(1, number - 1), number - 1})
+    may_fail = settings.on_error == "skip"
+    looked_at = positions_to_look_at(number, may_fail=may_fail)
     maker = ItemMaker(INDEXED, x, None, seed=None)
-    sample = sample_of(maker, [("items", 0, (index,)) for index in looked_at], name, are_batches=True)
+    sample = sample_of(
+        maker, [("items", 0, (index,)) for index in looked_at], name, are_batches=True, may_fail=may_fail
+    )
     if number is None:
         return EndlessPyDatasetSource(x, name, sample, settings)
     return PyDatasetSource(x, name, sample, number, settings)
@@ -82,18 +86,16 @@ class PyDatasetSource(PythonSource):
         self._hooks = EpochHooks(x)
 
     def describe(self, position: int) -> str:
-        return f"batch {position} of {self._work.name}"
+        return f"batch {position} of {self.work.name}"
 
     def begin_epoch(self, epoch: int) -> None:
         self._hooks.begin(epoch)
-        number = num_batches(self._work.source)
+        number = num_batches(self.work.source)
         if number != self._num_items:
             raise ValueError(
-                f"{self._work.name} has {number} batches at the beginning of epoch {epoch}, and had {self._num_items} "
+                f"{self.work.name} has {number} batches at the beginning of epoch {epoch}, and had {self._num_items} "
                 "when the FastDataset was made. Let its length stay the same, or make another FastDataset."
             )
-        if self._producer is not None:
-            self._producer.begin_epoch()
 
     def end_epoch(self, epoch: int) -> None:
         self._hooks.end(epoch)
@@ -143,7 +145,7 @@ class EpochHooks:
         self._x.on_epoch_end()
 
 
-class EndlessPyDatasetSource(TfDatasetSource):
+class EndlessPyDatasetSource(MadeInPython, TfDatasetSource):
     """The batches of a PyDataset without a length, from index 0 on in each iteration.
 
     Args:
@@ -162,14 +164,13 @@ class EndlessPyDatasetSource(TfDatasetSource):
                 f"{name} has no length (num_batches is None), so there is nothing that shuffle=True could shuffle. "
                 "Give it a length, or shuffle in it."
             )
-        self._work = _work(x, name, sample)
+        choice = choose_workers(settings.workers, x, name, item_seconds=sample.seconds, num_items=None)
+        MadeInPython.__init__(self, _work(x, name, sample), choice)
+        TfDatasetSource.__init__(self, None, tf.data.INFINITE_CARDINALITY)
         self._form = sample.form
-        self.choice = choose_workers(settings.workers, x, name, item_seconds=sample.seconds, num_items=None)
         self._hooks = EpochHooks(x)
-        self._producer: Producer | None = None
         self._seed = 0
         self._sessions = Sessions(self._read)
-        super().__init__(None, tf.data.INFINITE_CARDINALITY)
 
     def epoch_elements(
         self, epoch: tf.Tensor, shuffle_seed: tf.Tensor | None, num_skipped: tf.Tensor, seed: int
@@ -178,12 +179,8 @@ class EndlessPyDatasetSource(TfDatasetSource):
         return light_map(self._sessions.dataset([epoch, num_skipped], self._form.flat_specs()), self._form.packed)
 
     def _read(self, epoch: np.integer, first: np.integer) -> _EndlessSession:
-        number = self.choice.number
-        if self._producer is None:
-            self._producer = InWorkers(self._work, number, self._seed) if number else InProcess(self._work)
         self._hooks.begin(int(epoch))
-        self._producer.begin_epoch()
-        return _EndlessSession(self._producer, self._work.name, int(epoch), int(first))
+        return _EndlessSession(self.producer(self._seed), self.work.name, int(epoch), int(first))
 
 
 class _EndlessSession:

@@ -9,13 +9,13 @@ import tensorflow as tf
 
 from keras_turbo.data.python_calls import call_on
 from keras_turbo.data.python_items import ItemForm, tensor_type
+from keras_turbo.data.sources.made_in_python import MadeInPython
 from keras_turbo.data.sources.source import Identity, Source
 from keras_turbo.data.worker_choice import WorkerChoice
-from keras_turbo.data.worker_pool.keras_turbo_worker.item_maker import ItemMaker
-from keras_turbo.data.worker_pool.producer import InProcess, InWorkers, Producer, Work
+from keras_turbo.data.worker_pool.producer import InProcess, Work
 
 
-class PythonSource(Source):
+class PythonSource(MadeInPython, Source):
     """Examples (or batches) that have positions and are made in Python, here or in worker processes.
 
     Args:
@@ -30,13 +30,10 @@ class PythonSource(Source):
     can_be_measured = False
 
     def __init__(self, work: Work, form: ItemForm, num_items: int, most_rows: int, choice: WorkerChoice) -> None:
+        super().__init__(work, choice)
         self.form = form
         self.most_rows = most_rows
-        self.choice = choice
-        self._work = work
         self._num_items = num_items
-        self._producer: Producer | None = None
-        self._maker = ItemMaker(work.kind, work.source, work.wanted, seed=None)
 
     @property
     def num_examples(self) -> int:
@@ -50,32 +47,25 @@ class PythonSource(Source):
 
     def make(self, position: np.integer) -> list[np.ndarray]:
         """Makes one item in this process; raises what the user's code raises."""
-        result = InProcess(self._work).result(("items", 0, (int(position),)))
+        result = InProcess(self.work).result(("items", 0, (int(position),)))
         if result.failure is not None:
             raise ValueError(result.failure[1])
-        return [leaf[0] if self._work.stacked else leaf for leaf in result.leaves]
+        return [leaf[0] if self.work.stacked else leaf for leaf in result.leaves]
 
     def example(self) -> Any:
         """Graph code: an item of zeros, for tracing what follows."""
         return self.form.example()
 
     def describe(self, position: int) -> str:
-        return f"item {position} of {self._work.name}"
+        return f"item {position} of {self.work.name}"
 
     def identity(self) -> Identity | None:
         return None
 
-    def producer(self, seed: int) -> Producer:
-        """What makes the items of this source, and of all its shards."""
-        if self._producer is None:
-            number = self.choice.number
-            self._producer = InWorkers(self._work, number, seed) if number else InProcess(self._work)
-        return self._producer
-
     @property
     def stacked(self) -> bool:
         """Whether the items of a task come together along a new axis."""
-        return self._work.stacked
+        return self.work.stacked
 
     def begin_epoch(self, epoch: int) -> None:
         """Called when an epoch begins, before its first item is made."""

@@ -20,6 +20,9 @@ Place = tuple
 
 STRINGS = "|O"
 
+# x, y and sample_weight.
+_MOST_PARTS = 3
+
 # TensorFlow uses memory as it lies there if it is aligned so.
 _ALIGNMENT_BYTES = 64
 
@@ -28,16 +31,20 @@ class ItemError(ValueError):
     """An item is not what can be trained on, or not what the others are."""
 
 
-def flatten(item: Any) -> tuple[Structure, list[np.ndarray]]:
+def flatten(item: Any, *, is_batch: bool = False) -> tuple[Structure, list[np.ndarray]]:
     """The structure of an item, and its arrays in the order of `tf.nest.flatten`.
 
-    Lists of arrays are tuples, and other lists arrays, as for Keras; a None behind x and y is left out.
+    Lists of arrays are tuples, and other lists arrays; a None behind x and y is left out.
+
+    Args:
+        item: what the user's code gave.
+        is_batch: whether a list of up to three things is (x, y, sample_weight), as Keras takes what a PyDataset gives.
 
     Raises:
         ItemError: something in it is no array of numbers or strings.
     """
-    if isinstance(item, list) and len(item) in (2, 3) and all(part is None or _is_arrays(part) for part in item):
-        item = tuple(item)
+    if isinstance(item, list) and is_batch:
+        item = tuple(item) if len(item) <= _MOST_PARTS else np.asarray(item)
     while isinstance(item, tuple) and len(item) > 1 and item[-1] is None:
         item = item[:-1]
     leaves: list[np.ndarray] = []

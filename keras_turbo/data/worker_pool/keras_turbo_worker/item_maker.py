@@ -32,9 +32,9 @@ class Made:
     failure: tuple[int, str, str] | None = None
     structures: list[tuple] = dataclasses.field(default_factory=list)
 
-    def add(self, item: Any, wanted: tuple | None) -> None:
+    def add(self, item: Any, wanted: tuple | None, *, is_batch: bool) -> None:
         """Takes an item in, if it is what was wanted."""
-        structure, leaves = flatten(item)
+        structure, leaves = flatten(item, is_batch=is_batch)
         if wanted is not None:
             check(structure, leaves, wanted)
         self.items.append(leaves)
@@ -85,7 +85,7 @@ class ItemMaker:
             self._seed_random_numbers(epoch, position)
             try:
                 item = self._mapped(position) if self._kind == MAPPED else self.source[position]
-                made.add(item, self._wanted)
+                made.add(item, self._wanted, is_batch=self._kind == INDEXED)
             except Exception as error:  # whatever the user's code raises is told
                 made.failure = _failure(position, error)
                 break
@@ -121,7 +121,7 @@ class ItemMaker:
             np.random.set_state(reading.random_state[1])  # noqa: NPY002 (it is the global generator that users draw from)
         for _ in range(count):
             try:
-                made.add(next(reading.iterator), self._wanted)
+                made.add(next(reading.iterator), self._wanted, is_batch=False)
             except StopIteration:
                 made.ended = True
                 break
