@@ -186,7 +186,9 @@ class TestPythonFunctions:
     def test_failures(self, workers):
         x = np.arange(40.0).reshape(40, 1)
         function = PythonFunction(python_data.failing_on_seven)
-        with pytest.raises(tf.errors.InvalidArgumentError, match="(?s)the example at index 7: ZeroDivisionError: seven"):
+        with pytest.raises(
+            tf.errors.InvalidArgumentError, match="(?s)the example at index 7: ZeroDivisionError: seven"
+        ):
             list(FastDataset(x, map_fn=function, workers=workers, batch_size=4))
         dataset = FastDataset(x, map_fn=function, workers=workers, batch_size=4, on_error="skip")
         with pytest.warns(UserWarning, match="index 7"):
