@@ -1,4 +1,4 @@
-"""Images a second in fit from a PyDataset: one process, Keras' own workers, a generator, FastDataset, the limit, in turn.
+"""Images a second in fit from a PyDataset: one process, Keras' workers, a generator, FastDataset, the limit, in turn.
 
 python benchmarks/python_sources.py
 """

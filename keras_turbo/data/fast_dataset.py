@@ -49,29 +49,35 @@ class FastDataset(ResumableDataset):
     Args:
         x: array or dict, tuple or list of arrays, each of shape `(examples, ...)`; or a `tf.data.Dataset` of single
             examples (of batches with `batch_size=None`). Floating-point arrays become Keras' `floatx`, as in
-            `fit(x, y)`; a `numpy.memmap` is read from disk row by row.
-        y: targets, in the same forms as `x`. Not with a `tf.data.Dataset`, whose elements hold them.
+            `fit(x, y)`; a `numpy.memmap` is read from disk row by row. Or a `keras.utils.PyDataset`, whose batches
+            pass as they are; `map_fn`, `augment_fn`, `shuffle`, `cache` and `shard` are then over batches. Or a
+            function without parameters that returns an iterator, such as a generator function; what that gives are
+            examples (batches with `batch_size=None`). It is called in each epoch.
+        y: targets, in the same forms as `x`. Only with arrays; elements of other data hold them.
         sample_weight: weights, of shape `(examples,)`. Needs `y`.
         batch_size: examples a batch, default 32. None: one by one, without a batch axis; elements of a
-            `tf.data.Dataset` then pass as they are.
+            `tf.data.Dataset` then pass as they are. A `PyDataset` has batches of its own size.
         shuffle: whether each epoch has an order of its own: a full shuffle over all positions. Default False. A
             `tf.data.Dataset` has positions only with `cache="memory"` or `"disk"`; without, it is shuffled through a
             buffer, with a warning where that is smaller than the data.
         seed: integer from 0; decides order and augmentation. Default None: drawn from Python's `random`, which
             `keras.utils.set_random_seed` seeds; see the attribute `seed`.
         reshuffle_each_epoch: False keeps the shuffled order of the first epoch. Default True.
-        map_fn: the deterministic part of preparing an example; its results may be cached. Traced by TensorFlow.
+        map_fn: the deterministic part of preparing an example; its results may be cached. Traced by TensorFlow,
+            unless it is a `keras_turbo.data.python_function.PythonFunction`, which runs as Python on arrays.
         augment_fn: the random part, called for each example in each epoch and never cached. It may take a parameter
             named `seed` (int64, shape (2,)) for `tf.random.stateless_*` and `tf.image.stateless_random_*`; it may be a
             Keras layer; `tf.random.uniform`, `tf.image.random_flip_left_right` and their like are made functions of
             that seed too.
         cache: where examples are kept after `map_fn`. "auto" (default): memory if they take at most half of what is
             free there (limits of containers included), else disk if they take at most half of what is free there,
-            else nowhere; nowhere for a `tf.data.Dataset`, which may be random. "memory", "disk": there. False: nowhere.
+            else nowhere; nowhere for a `tf.data.Dataset` or a `PyDataset`, which may be random. "memory", "disk":
+            there. False: nowhere.
             Arrays without `map_fn` are in memory as they are.
         cache_dir: folder for stores on disk, default `~/.cache/keras_turbo/examples` (`$XDG_CACHE_HOME` counts).
         drop_remainder: whether a last batch that is not full is left out. Default False.
-        workers: examples made at a time, default two for each core.
+        workers: examples made at a time, default two for each core. Of data that Python code makes: processes that
+            make them, 0 for this one; by default chosen by the time that an item takes, and logged.
         on_error: what happens when an example can't be loaded. "raise" (default): an error with its path. "skip": it is
             left out, listed in `skipped`, and the first is warned of.
 
@@ -239,7 +245,7 @@ class FastDataset(ResumableDataset):
         Args:
             pattern: glob pattern (`**` crosses folders), or a list of patterns and paths. Files are sorted by path.
             load_fn: takes the path (string tensor) and returns `x` or the whole element. Traced by TensorFlow and
-                deterministic, as `map_fn`; its results may be cached.
+                deterministic, as `map_fn`; its results may be cached. A `PythonFunction` takes the path as `str`.
             labels: one label for each file in sorted order, or a function of the path (a `str`), given as `y` beside
                 what `load_fn` returns. None: the element is what `load_fn` returns.
             label_mode: as in `from_image_folder`; default "raw".

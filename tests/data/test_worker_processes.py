@@ -103,7 +103,7 @@ def test_case_9_a_script_ends_and_leaves_nothing(script):
     source = textwrap.dedent(MODEL) + textwrap.dedent("""
         from own_data import Batches
         train, val = kt.FastDataset(Batches(), workers=2), kt.FastDataset(Batches(), workers=1)
-        model.fit(train, validation_data=val, epochs=2, verbose=0)
+        model.fit(train, validation_data=val, epochs=2, verbose=0, shuffle=False)
         print("done")
     """)
     assert ended(script(source)) == (0, "done\n", "")

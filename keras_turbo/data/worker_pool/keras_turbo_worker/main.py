@@ -109,10 +109,10 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         global is_loading_main_script  # noqa: PLW0603 (a script that is loaded asks for it by its name)
-        if module == "__main__" and "__mp_main__" not in sys.modules:
+        if module == "__main__":
             is_loading_main_script = True
             try:
-                multiprocessing.spawn.prepare(self._main_script)
+                multiprocessing.spawn.prepare(self._main_script)  # once: it knows what it has loaded
             finally:
                 is_loading_main_script = False
         return super().find_class(module, name)
