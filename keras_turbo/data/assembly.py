@@ -46,7 +46,8 @@ def source_of(x: Any, y: Any, sample_weight: Any, settings: Settings) -> Source:
         return TfDatasetSource(x, int(x.cardinality()))
     if isinstance(x, (str, os.PathLike)):
         raise TypeError(
-            f"`x` must be arrays, a tf.data.Dataset, a PyDataset or a generator function. Received the path {os.fspath(x)!r}. For images in a folder use "
+            "`x` must be arrays, a tf.data.Dataset, a PyDataset or a generator function. Received the path "
+            f"{os.fspath(x)!r}. For images in a folder use "
             "FastDataset.from_image_folder, for other files FastDataset.from_files."
         )
     if hasattr(x, "__next__"):

@@ -340,7 +340,7 @@ class FastDataset(ResumableDataset):
         """
         if self._pipeline is None:
             raise ValueError(
-                "Only examples that have positions can be dealt out. Apply shard() to a tf.data.Dataset before it is "
+                "Only examples that have positions can be dealt out. Apply shard() to the tf.data.Dataset before it is "
                 "given to FastDataset, or use cache='memory' or 'disk'; a generator function can give a part by itself."
             )
         order = self._pipeline.order.shard(int(num_shards), int(index))

@@ -43,7 +43,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_count("batch_size", self.batch_size, "None, for examples one by one (or as they come)")
-        check_count("workers", self.workers, "None, for as many as the cores want", least=0)
+        if not (_is_integer(self.workers) and self.workers == 0):  # which has a meaning for some sources
+            check_count("workers", self.workers, "None, for as many as the cores want")
         for name in ("shuffle", "reshuffle_each_epoch", "drop_remainder"):
             value = getattr(self, name)
             if not isinstance(value, bool):
@@ -111,7 +112,7 @@ class Settings:
         """How many examples are made at a time.
 
         Raises:
-            ValueError: none.
+            ValueError: none at a time.
         """
         if self.workers == 0:
             raise ValueError(
@@ -134,8 +135,8 @@ def available_cores() -> int:
     return os.cpu_count() or 1
 
 
-def check_count(name: str, value: Any, none_means: str, least: int = 1) -> None:
-    """Checks a positive integer that may be None; or, with another least value, a larger or smaller one.
+def check_count(name: str, value: Any, none_means: str) -> None:
+    """Checks a positive integer that may be None.
 
     Raises:
         TypeError, ValueError: it is something else.
@@ -144,8 +145,8 @@ def check_count(name: str, value: Any, none_means: str, least: int = 1) -> None:
         return
     if not _is_integer(value):
         raise TypeError(f"`{name}` must be a positive integer, or {none_means}. Received: {name}={value!r}.")
-    if value < least:
-        raise ValueError(f"`{name}` must be at least {least}, or {none_means}. Received: {name}={value}.")
+    if value < 1:
+        raise ValueError(f"`{name}` must be at least 1, or {none_means}. Received: {name}={value}.")
 
 
 def _is_integer(value: Any) -> bool:
