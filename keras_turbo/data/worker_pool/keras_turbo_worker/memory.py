@@ -6,33 +6,19 @@
 
 from __future__ import annotations
 
-import errno
 import mmap
 import os
 import tempfile
 
 
 def create_memory(num_bytes: int) -> int:
-    """A file descriptor of new shared memory.
-
-    Raises:
-        MemoryError: there is not that much.
-    """
+    """A file descriptor of new shared memory, of which pages are taken as they are written to."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("keras_turbo", os.MFD_CLOEXEC)
     else:  # a Unix that is no Linux: a file without a name
         with tempfile.TemporaryFile() as file:
             descriptor = os.dup(file.fileno())
-    try:
-        os.ftruncate(descriptor, num_bytes)
-        if hasattr(os, "posix_fallocate"):
-            # Now, and not when it is written to: that would be a bus error.
-            os.posix_fallocate(descriptor, 0, num_bytes)
-    except OSError as error:
-        os.close(descriptor)
-        if error.errno in (errno.ENOSPC, errno.ENOMEM):
-            raise MemoryError(f"{num_bytes:,} bytes of shared memory can't be had: {error}.") from error
-        raise
+    os.ftruncate(descriptor, num_bytes)
     return descriptor
 
 
