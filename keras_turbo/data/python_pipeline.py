@@ -95,7 +95,7 @@ class PythonPipeline(Pipeline):
             producer = self._python_source.producer(self.seed)
         except Exception as error:
             # tf.data would go on after an error here. The end of an epoch of which nothing came raises it.
-            self._errors[self.counter.next_epoch - 1] = error
+            self.fail(self.counter.next_epoch - 1, error)
             return _NoSession()
         return _EpochSession(self, producer, int(epoch), int(first))
 
@@ -108,10 +108,14 @@ class PythonPipeline(Pipeline):
             loadable = ~self.failures.are_failed(positions)
             yield ordinals[loadable], positions[loadable]
 
+    def fail(self, epoch: int, error: Exception) -> None:
+        """Lets the end of an epoch raise an error."""
+        self._errors[epoch] = error
+
     def goes_on_after(self, failure: Failure, epoch: int) -> bool:
         """Keeps account of an item that could not be made; says whether the epoch goes on."""
         if failure.is_fatal:
-            self._errors[epoch] = ExampleLoadError(failure.reason)
+            self.fail(epoch, ExampleLoadError(failure.reason))
             return False
         self.failures.tell(failure.position, epoch, failure.reason, failure.details)
         return self.failures.on_error == "skip"
@@ -138,10 +142,16 @@ class _EpochSession:
 
     def next(self) -> list[np.ndarray]:
         items = self._reader.next()
-        if items is None:
+        if items is not None:
+            return self._tensors(items)
+        try:
             self._pipeline.source.end_epoch(self._epoch)
-            raise StopIteration
-        return self._tensors(items)
+        except Exception as error:
+            self._pipeline.fail(self._epoch, error)
+            # An item that no epoch has: the account of what arrives meets it, and raises.
+            after_all = np.array([self._pipeline.order.num_examples + 1])
+            return self._tensors(Items(after_all, np.zeros(1, np.int64), None))
+        raise StopIteration
 
     def _tensors(self, items: Items) -> list[np.ndarray]:
         count = len(items.positions)

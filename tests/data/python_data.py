@@ -112,6 +112,23 @@ class Shrinking(Sequence):
         self.number -= 1
 
 
+class BadHooks(Sequence):
+    """Fails at the beginning or the end of epoch 1."""
+
+    def __init__(self, hook):
+        super().__init__()
+        self.hook, self.epoch = hook, 0
+
+    def on_epoch_begin(self):
+        if self.hook == "begin" and self.epoch == 1:
+            raise LookupError("no beginning")
+
+    def on_epoch_end(self):
+        self.epoch += 1
+        if self.hook == "end" and self.epoch == 2:
+            raise LookupError("no end")
+
+
 class Varied(Sequence):
     """Gives an item of a list for each index."""
 

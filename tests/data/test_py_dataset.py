@@ -15,6 +15,7 @@ from keras_turbo import FastDataset
 from keras_turbo.data import worker_choice
 from tests.data import python_data
 from tests.data.python_data import (
+    BadHooks,
     Counted,
     Dying,
     Endless,
@@ -190,6 +191,13 @@ class TestBatches:
         dataset = FastDataset(Shrinking(), workers=workers)
         assert len(list(dataset)) == 6
         with pytest.raises(tf.errors.InvalidArgumentError, match=r"5 batches at the beginning of epoch 1, and had 6"):
+            list(dataset)
+
+    @pytest.mark.parametrize("hook", ["begin", "end"])
+    def test_an_exception_of_a_hook_is_raised(self, workers, hook):
+        dataset = FastDataset(BadHooks(hook), workers=workers)
+        assert len(list(dataset)) == 6
+        with pytest.raises(tf.errors.OpError, match=f"no {'beginning' if hook == 'begin' else 'end'}"):
             list(dataset)
 
     def test_map_fn_and_augment_fn_are_given_batches(self, workers):

@@ -9,7 +9,7 @@ import numpy as np
 
 from keras_turbo.data.shared_arrays import aligned_zeros
 from keras_turbo.data.worker_pool.keras_turbo_worker.item_layout import pack, unpack
-from keras_turbo.data.worker_pool.keras_turbo_worker.item_maker import ItemMaker
+from keras_turbo.data.worker_pool.keras_turbo_worker.item_maker import MAPPED, ItemMaker
 from keras_turbo.data.worker_pool.object_transfer import transferred
 from keras_turbo.data.worker_pool.pool import TASKS_AT_HAND, Result, WorkerPool
 
@@ -116,6 +116,8 @@ class InWorkers:
         self.pool = WorkerPool(preparation, transferred(work.source, work.name), num_workers)
 
     def begin_epoch(self) -> None:
+        if self._work.kind == MAPPED:
+            return  # arrays are what they were when the dataset was made, as elsewhere
         self.pool.use(transferred(self._work.source, self._work.name))
 
     def submit(self, task: tuple, what: str, only: int | None = None) -> Any:
