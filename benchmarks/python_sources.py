@@ -76,7 +76,9 @@ def from_generator(photos: Photos) -> tf.data.Dataset:
         tf.TensorSpec((BATCH_SIZE, *IMAGE_SIZE, 3), tf.float32),
         tf.TensorSpec((BATCH_SIZE,), tf.int32),
     )
-    return tf.data.Dataset.from_generator(photos.batches, output_signature=signature)
+    batches = tf.data.Dataset.from_generator(photos.batches, output_signature=signature)
+    # Without a number of batches, Keras (3.15) counts a step more than there are in each epoch.
+    return batches.apply(tf.data.experimental.assert_cardinality(len(photos)))
 
 
 def datasets(photos: Callable[..., Photos]) -> dict[str, Callable[[], Any]]:
@@ -127,7 +129,7 @@ def check_batches(photos: Callable[..., Photos]) -> int:
 def measure(photos: Callable[..., Photos], rounds: int) -> dict[str, list[FitRates]]:
     images = len(photos()) * BATCH_SIZE
 
-    def contender(make: Callable[[], Any]) -> Callable[[], FitRates]:
+    def contender(name: str, make: Callable[[], Any]) -> Callable[[], FitRates]:
         model = new_model()
 
         def run() -> FitRates:
@@ -137,14 +139,16 @@ def measure(photos: Callable[..., Photos], rounds: int) -> dict[str, list[FitRat
             model.fit(make(), epochs=EPOCHS, verbose=0, shuffle=False, callbacks=[stopwatch])
             steps = int(model.optimizer.iterations) - before
             if steps * BATCH_SIZE != EPOCHS * images:
-                raise _measure.ResultsDifferError(f"{steps} steps instead of {EPOCHS * images // BATCH_SIZE}.")
+                expected = EPOCHS * images // BATCH_SIZE
+                raise _measure.ResultsDifferError(f"{steps} steps of {name} instead of {expected}.")
             gc.collect()  # processes end with their dataset
             first, *later = stopwatch.seconds
             return FitRates(images / first, images / statistics.median(later))
 
         return run
 
-    return _measure.in_turn({name: contender(make) for name, make in datasets(photos).items()}, rounds, warm_up=False)
+    contenders = {name: contender(name, make) for name, make in datasets(photos).items()}
+    return _measure.in_turn(contenders, rounds, warm_up=False)
 
 
 def comparisons_of(measured: dict[str, list[FitRates]]) -> tuple[_measure.Comparison, ...]:
