@@ -5,6 +5,7 @@ from keras_turbo.precision import make_precision_safe, use_mixed_precision
 from keras_turbo.layers import MixedPrecisionSafeHead
 from keras_turbo.execution.tune import tune  # isort: skip (in the order in which a batch meets them)
 from keras_turbo.execution.debug_mode import debug_mode
+from keras_turbo.callbacks.async_checkpoint import AsyncCheckpoint
 
 __version__ = "0.1.0"
 
@@ -15,5 +16,6 @@ __all__ = [
     "MixedPrecisionSafeHead",
     "tune",
     "debug_mode",
+    "AsyncCheckpoint",
     "__version__",
 ]

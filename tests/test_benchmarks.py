@@ -29,6 +29,7 @@ CHECKS = {
         for where in ("on TensorFlow", "in other frameworks")
     },
     "mixed_precision": {"largest relative difference of first losses from float32's"},
+    "checkpoint_stall": {"largest relative difference of losses"},
     "memory": {"steps of all over files", "steps of all over positions"},
 }
 

@@ -58,7 +58,7 @@ class _Job:
 
 
 class BackgroundSaver:
-    """Takes a directory for a run, and writes checkpoints into it.
+    """Writes the checkpoints of a run into a directory.
 
     Args:
         model: what is saved. It need not be built before the first save.
@@ -71,10 +71,6 @@ class BackgroundSaver:
 
     Attributes:
         last: what was written last, None before the first.
-
-    Raises:
-        DirectoryInUseError: another run saves there.
-        OSError: the directory can't be made or written.
     """
 
     def __init__(
@@ -99,14 +95,24 @@ class BackgroundSaver:
         self._snapshots: Snapshots | None = None
         self._layer_names: dict[str, str] = {}
         self._writer = BackgroundWriter(self._write, name="checkpoints")
-        self._lock: DirectoryLock | None = claim(directory) if shard[1] == 0 else None
+        self._lock: DirectoryLock | None = None
 
     @property
     def skipped(self) -> int:
         """How many saves were left out because those before were still pending."""
         return 0 if self._snapshots is None else self._snapshots.skipped
 
-    def prepare(self) -> None:
+    def open(self) -> None:
+        """Takes the directory.
+
+        Raises:
+            DirectoryInUseError: another run saves there.
+            OSError: the directory can't be made or written.
+        """
+        if self._shard[1] == 0:
+            self._lock = claim(self._directory)
+
+    def prepare(self) -> Snapshots:
         """Gets memory for a snapshot, so that the first save does not wait for it."""
         if self._snapshots is None:
             self._snapshots = Snapshots(self._model, when_busy=self._when_busy)
@@ -115,6 +121,7 @@ class BackgroundSaver:
                 for owner in walk_owners(self._model)
                 if isinstance(owner.object, keras.layers.Layer)
             }
+        return self._snapshots
 
     def save(self, name: str, state: TrainingState, replaced: Mapping[str, np.ndarray], begun: float) -> bool:
         """Takes a snapshot and leaves the rest to the thread.
@@ -128,9 +135,7 @@ class BackgroundSaver:
         Returns:
             Whether it will be written; False where it is skipped.
         """
-        self.prepare()
-        assert self._snapshots is not None  # for pyright; prepare() has made it
-        snapshot = self._snapshots.take()
+        snapshot = self.prepare().take()
         if snapshot is None:
             return False
         job = _Job(name, snapshot, replaced, state)

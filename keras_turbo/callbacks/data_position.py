@@ -22,9 +22,10 @@ class DataPosition:
 
     Args:
         call: the `fit` that runs; None where it can't be found, and with it no dataset.
+        steps: batches in an epoch as Keras counts them; None where it does not know.
     """
 
-    def __init__(self, call: FitCall | None) -> None:
+    def __init__(self, call: FitCall | None, steps: int | None) -> None:
         self._data = None if call is None else call.training_dataset
         self._steps_per_epoch = None if call is None else call.steps_per_epoch
         self._datasets = list(_resumable_in(self._data))
@@ -33,6 +34,7 @@ class DataPosition:
         self._begun = self._epochs()
         self._batches = 0
         self._batches_to_skip = 0
+        self._steps = steps
         self._number = self._cardinality()
 
     def meets(self, iterator: Any) -> bool:
@@ -63,7 +65,10 @@ class DataPosition:
         Args:
             in_epoch: whether an epoch of `fit` is under way. Between two of them the next iterator may be a new one.
         """
-        goes_on = in_epoch or self._goes_on()
+        goes_on = self._iterator is not None and self.batches_left() != 0
+        if not in_epoch:
+            # With steps_per_epoch, Keras goes on with the same iterator in the next epoch.
+            goes_on = goes_on and self._steps_per_epoch is not None
         return {
             "epochs": self._begun if goes_on else self._epochs(),
             "batches": self._batches if goes_on else 0,
@@ -105,16 +110,9 @@ class DataPosition:
         # From here on it counts as if this iterator were the one of the run before.
         self._begun, self._batches = resumed["epochs"], resumed["batches"]
 
-    def _goes_on(self) -> bool:
-        """Whether Keras will go on with this iterator in the next epoch."""
-        if self._iterator is None or self._steps_per_epoch is None:
-            return False
-        left = self.batches_left()
-        return left is None or left > 0
-
     def _cardinality(self) -> int | None:
         if not isinstance(self._data, tf.data.Dataset):
-            return None
+            return self._steps if self._steps_per_epoch is None else None
         number = int(self._data.cardinality())
         return number if number >= 0 else None
 
@@ -131,8 +129,8 @@ class DataPosition:
                 "drawn anew (tf.data's shuffle() without reshuffle_each_iteration=False, fit(x, y, shuffle=True))."
             )
         warnings.warn(
-            f"Resuming in the middle of an epoch reads {batches} batches of {type(self._data).__name__} and drops them; "
-            f"{remedy}.{order}",
+            f"Resuming in the middle of an epoch reads {batches} batches of {type(self._data).__name__} and drops "
+            f"them; {remedy}.{order}",
             stacklevel=2,
         )
 
@@ -149,8 +147,8 @@ class DataPosition:
         what = "; ".join(differing) or f"{len(here)} FastDatasets, where there were {len(order)}"
         hint = " Give it a seed." if any(text.startswith("seed=") for text in differing) else ""
         warnings.warn(
-            f"The data are not those of the run that is resumed ({what}): it does not go on with the batches that would "
-            f"have come.{hint}",
+            f"The data are not those of the run that is resumed ({what}): it does not go on with the batches that "
+            f"would have come.{hint}",
             stacklevel=2,
         )
 

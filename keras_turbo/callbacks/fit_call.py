@@ -31,7 +31,7 @@ class FitCall:
     epochs: int
     steps_per_epoch: int | None
     counter: Any
-    arrays: tuple[Any, ...] = ()
+    arrays: tuple[Any, Any] = (None, None)
 
     @property
     def batch_spec(self) -> Any:
@@ -43,7 +43,7 @@ class FitCall:
         if not leaves or not all(hasattr(leaf, "shape") and hasattr(leaf, "dtype") for leaf in leaves):
             return None
         parts = tuple(tf.nest.map_structure(_row_spec, one) for one in given)
-        return parts if len(parts) > 1 else parts[0]
+        return parts if len(given) > 1 else parts[0]
 
     @property
     def training_dataset(self) -> Any:
@@ -143,7 +143,7 @@ def count_batches_before(call: FitCall, batches: int) -> None:
         return
     if not isinstance(getattr(call.counter, "_steps_seen", None), int):
         raise RuntimeError(
-            f"Keras {keras.__version__} does not count batches where 3.12 to 3.15 do, so that an epoch in the middle of "
-            "the data can't be resumed. Give data that are repeated for ever, or fit without steps_per_epoch."
+            f"Keras {keras.__version__} does not count batches where 3.12 to 3.15 do, so that an epoch in the middle "
+            "of the data can't be resumed. Give data that are repeated for ever, or fit without steps_per_epoch."
         )
     call.counter._steps_seen += batches

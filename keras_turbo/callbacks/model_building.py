@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
 import tensorflow as tf
 
@@ -12,7 +10,7 @@ from keras_turbo.checkpoint.model_state import build_metrics
 
 
 def build_for(model: keras.Model, call: FitCall | None) -> None:
-    """Creates the variables of a model and of its metrics, which Keras does at the first step.
+    """Creates the variables of a model that is not built, which Keras does at the first step.
 
     Args:
         model: a compiled model.
@@ -21,18 +19,39 @@ def build_for(model: keras.Model, call: FitCall | None) -> None:
     Raises:
         ValueError: it is not built, and the data don't tell with which shapes it is to be.
     """
+    if model.built:
+        return
     spec = None if call is None else call.batch_spec
     if spec is None:
-        if not model.built:
-            raise ValueError(
-                f"The model {model.name!r} isn't built, so that no checkpoint can be restored into it, and the data "
-                "don't tell its input's shape before they are read. Call it once on a batch before fit, or call "
-                "`model.build(input_shape)`."
-            )
-        return
+        raise ValueError(
+            f"The model {model.name!r} isn't built, so that no checkpoint can be restored into it, and the data don't "
+            "tell its input's shape before they are read. Call it once on a batch before fit, or call "
+            "`model.build(input_shape)`."
+        )
     with model.distribute_strategy.scope():
-        if not model.built:
-            x, _, _ = keras.utils.unpack_x_y_sample_weight(spec)
-            # Keras builds a model that is called with symbolic tensors, and computes nothing.
-            model(tf.nest.map_structure(lambda one: keras.KerasTensor(one.shape, one.dtype.name), x))
-        build_metrics(model, spec)
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(spec)
+        # Keras builds a model that is called with symbolic tensors, and computes nothing.
+        model(tf.nest.map_structure(lambda one: keras.KerasTensor(one.shape, one.dtype.name), x))
+
+
+def build_metrics_for(model: keras.Model, call: FitCall | None) -> bool:
+    """Creates the metrics of a model, if the data tell for which shapes.
+
+    Args:
+        model: a compiled model.
+        call: the `fit` that runs.
+
+    Returns:
+        Whether they exist.
+    """
+    spec = None if call is None else call.batch_spec
+    if spec is None:
+        return False
+    try:
+        build_for(model, call)
+        with model.distribute_strategy.scope():
+            build_metrics(model, spec)
+    except Exception:
+        # Somebody's loss or metric may not like symbolic tensors. `fit` gives it none, and builds it at the first step.
+        return False
+    return True

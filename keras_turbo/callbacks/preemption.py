@@ -48,6 +48,12 @@ class PreemptionSignals:
                 signal.signal(number, previous)
         self._previous.clear()
 
+    def pass_on(self) -> None:
+        """Sends the signal that came once more, to what handles it now. For who did not end the process for it."""
+        number, self._received = self._received, None
+        if number is not None:
+            signal.raise_signal(number)
+
     def previous_handler(self) -> Callable[[], Any] | None:
         """Calls the handler that was there for the signal that came; None if none came or none was there."""
         number = self._received

@@ -59,6 +59,12 @@ def intercept_train_function(model: keras.Model, interceptor: Interceptor, *, fi
         train_function.interceptors.append(interceptor)
 
 
+def own_train_function(model: keras.Model) -> Any:
+    """The train function of a model without what stands before it; None where it has none."""
+    function: Any = model.train_function
+    return function.train_function if isinstance(function, InterceptedTrainFunction) else function
+
+
 def restore_train_function(model: keras.Model, interceptor: Interceptor) -> None:
     """Takes an interceptor away; with the last one, the model has its own train function again.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -12,8 +11,8 @@ import tensorflow as tf
 
 from keras_turbo.devices.free_memory import free_memory_bytes
 
-# Memory that is only a comfort is allocated where it takes no more than this part of what is free.
-_COMFORT = 0.5
+# Memory that may never be needed is allocated in advance where it takes no more than this part of what is free.
+_PART_OF_FREE = 0.5
 
 
 class BufferSet:
@@ -53,43 +52,22 @@ class BufferPool:
         self._num_made = 0
         self._free: list[BufferSet] = []
         self._changed = threading.Condition()
-        self._preparing: threading.Thread | None = None
         self._is_closed = False
 
     def prepare(self, variables: Mapping[int, Any]) -> None:
-        """Allocates a set for these variables, here and now."""
-        made = BufferSet()
-        made.arrays_for(variables)
-        with self._changed:
-            self._num_made += 1
-            self._free.append(made)
+        """Allocates the sets for these variables, here and now: one at least, and the others unless memory is short.
 
-    def prepare_in_background(self, variables: Mapping[int, Any]) -> None:
-        """Allocates the next set in a thread, if none is free, there may be another, and there is memory for it."""
-        with self._changed:
-            if self._is_closed or self._free or self._preparing is not None or self._num_made == self._num_sets:
-                return
-            needed = sum(variable.dtype.size * (variable.shape.num_elements() or 0) for variable in variables.values())
-            if needed > free_memory_bytes() * _COMFORT:
-                return
-            self._num_made += 1
-            self._preparing = threading.Thread(
-                target=self._prepare, args=(variables,), name="keras_turbo snapshot memory"
-            )
-        self._preparing.start()
-
-    def _prepare(self, variables: Mapping[int, Any]) -> None:
-        made = BufferSet()
-        try:
-            # What this leaves undone, for want of memory, is done or refused where the set is used.
-            with contextlib.suppress(MemoryError):
-                made.arrays_for(variables)
-        finally:
+        Args:
+            variables: TensorFlow's variables by their ids.
+        """
+        while self._num_made < self._num_sets:
+            made = BufferSet()
+            made.arrays_for(variables)
             with self._changed:
-                self._preparing = None
-                if not self._is_closed:
-                    self._free.append(made)
-                self._changed.notify_all()
+                self._num_made += 1
+                self._free.append(made)
+            if sum(array.nbytes for array in made.arrays_for(variables).values()) > free_memory_bytes() * _PART_OF_FREE:
+                return
 
     def acquire(self, *, block: bool) -> BufferSet | None:
         """A set that nobody else has.
@@ -112,7 +90,7 @@ class BufferPool:
                 if self._num_made < self._num_sets:
                     self._num_made += 1
                     return BufferSet()
-                if not block and self._preparing is None:
+                if not block:
                     return None
                 self._changed.wait()
 
@@ -128,10 +106,7 @@ class BufferPool:
         with self._changed:
             self._is_closed = True
             self._free.clear()
-            preparing = self._preparing
             self._changed.notify_all()
-        if preparing is not None:
-            preparing.join()
 
 
 def _touched(variable: Any) -> np.ndarray:

@@ -5,7 +5,17 @@ from __future__ import annotations
 from keras_turbo.checkpoint.local_files import LocalFiles
 from keras_turbo.checkpoint.location import Directory, locate
 from keras_turbo.checkpoint.lock import DirectoryLock
-from keras_turbo.checkpoint.names import DELETED, EXTRA, MARKER, SHARDED_WEIGHTS, SHARING, STATE, WRITING, check_name
+from keras_turbo.checkpoint.names import (
+    DELETED,
+    EXTRA,
+    MARKER,
+    SHARDED_WEIGHTS,
+    SHARE,
+    SHARING,
+    STATE,
+    WRITING,
+    check_name,
+)
 
 
 def claim(directory: Directory) -> DirectoryLock:
@@ -57,7 +67,7 @@ def sweep(directory: Directory) -> list[str]:
     files = location.files
     leftovers = {name for name in files.names(location.path) if name.startswith((WRITING, SHARING, DELETED))}
     if not isinstance(files, LocalFiles):
-        begun = files.names_with(location.path, ("*.weights.h5", SHARDED_WEIGHTS, EXTRA, STATE))
+        begun = files.names_with(location.path, ("*.weights.h5", SHARDED_WEIGHTS, EXTRA, STATE, f"{SHARE}*"))
         leftovers |= begun - files.names_with(location.path, (MARKER,))
     for name in sorted(leftovers):
         files.remove_folder(location.child(name), DELETED)

@@ -63,19 +63,16 @@ def plan_files(weights: Mapping[str, np.ndarray], *, max_shard_mb: float, num_sh
     everything = PlannedFile(EXTRA, (), owner=0)
     if num_shards == 1 and total <= most:
         return FilePlan((PlannedFile(WEIGHTS, tuple(weights), owner=0), everything))
-    share = -(-total // num_shards)
+    # No file has more than a worker's share, so that there is something for each.
+    most = min(most, -(-total // num_shards))
     runs: list[list[str]] = [[]]
-    size, before = 0, 0
+    size = 0
     for path, array in weights.items():
-        # A new file where this one is full, and where the next worker's share begins.
-        full = size + array.nbytes > most
-        shared_out = share > 0 and before // share != (before - size) // share
-        if runs[-1] and (full or shared_out):
+        if runs[-1] and size + array.nbytes > most:
             runs.append([])
             size = 0
         runs[-1].append(path)
         size += array.nbytes
-        before += array.nbytes
     files = []
     bytes_of_workers = [0] * num_shards
     for index, paths in enumerate(runs):
@@ -90,12 +87,15 @@ def _keras_index(files: list[PlannedFile], total: int) -> str:
     """What Keras' `ShardedH5IOStore` writes: group of variables to the file or files that have it."""
     weight_map: dict[str, str | list[str]] = {}
     for file in files:
-        for group in dict.fromkeys(f"/{_group(path)}" for path in file.paths):
+        for path in file.paths:
+            group = f"/{_group(path)}"
             known = weight_map.get(group)
+            # One array is in a file, several are in a list of files, be it a list of one: as Keras has it.
             if known is None:
                 weight_map[group] = file.name
             else:
-                weight_map[group] = [*(known if isinstance(known, list) else [known]), file.name]
+                listed = known if isinstance(known, list) else [known]
+                weight_map[group] = listed if file.name in listed else [*listed, file.name]
     return json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=4)
 
 

@@ -73,7 +73,8 @@ def saved_names(model: keras.Model) -> dict[str, str]:
     Raises:
         RuntimeError: this version of Keras walks in another way.
     """
-    named = {owner.path: getattr(owner.object, "name", None) for owner in walk_owners(model)}
+    saving = [owner for owner in walk_owners(model) if hasattr(owner.object, "save_own_variables")]
+    named = {owner.path: getattr(owner.object, "name", None) for owner in saving}
     return {path: name for path, name in named.items() if isinstance(name, str) and name}
 
 

@@ -52,7 +52,10 @@ def best_of(found: Sequence[Health]) -> Health | None:
     scored = [
         (sign * value, one)
         for one in found
-        if one.ok and one.state and not math.isnan(value := one.state.metrics.get(monitor["name"], math.nan))
+        if one.ok
+        and one.state
+        and (value := _watched(one.state, monitor["name"])) is not None
+        and not math.isnan(value)
     ]
     return min(scored, key=lambda pair: pair[0])[1] if scored else None
 
@@ -118,7 +121,15 @@ def _epoch(state: TrainingState) -> str:
 
 def _metric(state: TrainingState) -> str:
     name = state.monitor["name"] if state.monitor else "loss"
-    return f"{name} {state.metrics[name]:.4g}" if name in state.metrics else ""
+    value = _watched(state, name)
+    return "" if value is None else f"{name} {value:.4g}"
+
+
+def _watched(state: TrainingState, name: str) -> float | None:
+    """The metric by which a checkpoint was judged; None for one that was not."""
+    if state.monitor and state.monitor["name"] == name and "value" in state.monitor:
+        return state.monitor["value"]
+    return state.metrics.get(name)
 
 
 def _size(nbytes: int) -> str:

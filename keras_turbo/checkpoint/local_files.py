@@ -8,10 +8,11 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from keras_turbo.checkpoint.checksums import Checksum
-from keras_turbo.checkpoint.retrying import retried
+from keras_turbo.checkpoint.retrying import TRANSIENT_READING, retried
 from keras_turbo.checkpoint.training_state import FileRecord
 
 # One turn of checksum, rate limit and write: what was just read for the checksum is still in the processor's cache when
@@ -70,7 +71,7 @@ class LocalFiles:
         return os.path.isdir(path)
 
     def size(self, path: str) -> int:
-        return os.stat(path).st_size
+        return retried(lambda: os.stat(path).st_size, TRANSIENT_READING)
 
     def make_folder(self, path: str) -> None:
         """Makes a folder and those above it, where they are missing."""
@@ -122,8 +123,7 @@ class LocalFiles:
 
     def read(self, path: str) -> bytes:
         """The content of a small file."""
-        with open(path, "rb") as file:
-            return file.read()
+        return retried(lambda: Path(path).read_bytes(), TRANSIENT_READING)
 
     @contextlib.contextmanager
     def local_copy(self, path: str) -> Iterator[str]:

@@ -149,7 +149,7 @@ class DirectoryLock:
         return json.dumps(owner).encode()
 
     def __enter__(self) -> DirectoryLock:
-        return self.acquire()
+        return self if _holder(self._path) is self else self.acquire()
 
     def __exit__(self, *_: object) -> None:
         self.release()

@@ -198,6 +198,15 @@ def assign_metrics(model: keras.Model, extra: Mapping[str, np.ndarray]) -> tuple
     return tuple(unassigned)
 
 
+def metric_values(model: keras.Model) -> dict[str, np.ndarray]:
+    """What the metrics have summed up so far, by the paths that they have in `ModelState.extra`, copied.
+
+    Args:
+        model: a compiled model.
+    """
+    return {path: np.array(raw(variable).numpy()) for path, variable in _metric_variables(model)}
+
+
 def build_metrics(model: keras.Model, batch_spec: Any) -> None:
     """Creates the metrics that were given to `compile`, which Keras does at the first step. Does nothing if they exist.
 

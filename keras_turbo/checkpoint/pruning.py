@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any
 
 from keras_turbo.checkpoint.catalog import newest_first
 from keras_turbo.checkpoint.directory import delete_checkpoint
@@ -20,8 +20,7 @@ class Pruner:
         max_to_keep: see `names_to_delete`.
         keep_best: likewise.
         keep_every_hours: likewise.
-        monitor: the metric by which one is the best; None if none is watched.
-        mode: likewise; of no account without a metric.
+        metric: has `name` and `mode`, "min" or "max", by which one is the best; None if none is watched.
 
     Raises:
         ValueError: an option can't be.
@@ -34,16 +33,14 @@ class Pruner:
         max_to_keep: int | None,
         keep_best: int,
         keep_every_hours: float | None,
-        monitor: str | None = None,
-        mode: Literal["min", "max"] = "min",
+        metric: Any = None,
     ) -> None:
         check_retention(max_to_keep, keep_best, keep_every_hours)
         self._directory = directory
         self._max_to_keep = max_to_keep
         self._keep_best = keep_best
         self._keep_every_hours = keep_every_hours
-        self._monitor = monitor
-        self._mode: Literal["min", "max"] = mode
+        self._metric = metric
         self._entries: list[SavedCheckpoint] | None = None
 
     def saved(self, name: str, state: TrainingState) -> list[str]:
@@ -66,7 +63,7 @@ class Pruner:
             max_to_keep=self._max_to_keep,
             keep_best=self._keep_best,
             keep_every_hours=self._keep_every_hours,
-            mode=self._mode,
+            mode="min" if self._metric is None else self._metric.mode,
         )
         for old in names:
             delete_checkpoint(self._directory, old)
@@ -89,5 +86,6 @@ class Pruner:
     def _entry(self, name: str, state: TrainingState) -> SavedCheckpoint:
         monitor = state.monitor or {}
         # The value by which it was judged: the mean of half an epoch is not one.
-        metric = monitor.get("value") if monitor.get("name") == self._monitor else None
+        is_same = self._metric is not None and monitor.get("name") == self._metric.name
+        metric = monitor.get("value") if is_same else None
         return SavedCheckpoint(name, state.wall_time, metric)

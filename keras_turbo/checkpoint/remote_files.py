@@ -15,7 +15,8 @@ import tensorflow as tf
 
 from keras_turbo.checkpoint.checksums import Checksum
 from keras_turbo.checkpoint.local_files import CHUNK_BYTES, in_chunks
-from keras_turbo.checkpoint.retrying import retried
+from keras_turbo.checkpoint.retrying import TRANSIENT_READING, retried
+from keras_turbo.checkpoint.tensorflow_io_exit import end_without_native_destructors
 from keras_turbo.checkpoint.training_state import FileRecord
 
 # What TensorFlow's errors are among the errors of a system.
@@ -42,14 +43,13 @@ def check_scheme(scheme: str, path: str) -> None:
     """
     if scheme in ("http", "https"):
         raise ValueError(f"{path!r} can't be written: checkpoints can't be kept behind {scheme}://.")
-    if scheme in _registered():
-        return
     if scheme in _TENSORFLOW_IO_SCHEMES and importlib.util.find_spec("tensorflow_io") is not None:
         # Its file systems announce themselves when it is imported.
         importlib.import_module("tensorflow_io")
-
-        if scheme in _registered():
-            return
+        if scheme == "s3":
+            end_without_native_destructors()
+    if scheme in _registered():
+        return
     known = ", ".join(sorted(f"{one}://" for one in _registered() if one))
     if scheme in _TENSORFLOW_IO_SCHEMES:
         remedy = (
@@ -80,7 +80,8 @@ def _retried_here(action: Any, path: str) -> Any:
         with _system_errors(path):
             return action()
 
-    return retried(converted)
+    # A store doesn't cache names: what is not there is not there.
+    return retried(converted, TRANSIENT_READING)
 
 
 class RemoteFiles:

@@ -109,7 +109,8 @@ def _read(location: Location, health: Health) -> tuple[dict[str, np.ndarray], di
 def restore(model: keras.Model, directory: Directory) -> TrainingState:
     """Puts a checkpoint into a model: weights, optimizer, seeds of random layers, metrics, loss scale.
 
-    Nothing is assigned unless all of it fits.
+    Nothing is assigned unless all of it fits. (Metrics that the model creates only at its first step are left out:
+    `fit` begins them anew. `AsyncCheckpoint` restores them, too.)
 
     Example:
 

@@ -187,8 +187,6 @@ class _SharedSave:
 
     def _write_note(self, name: str, note: dict[str, Any]) -> None:
         files = self.location.files
-        if not files.is_folder(self.folder):
-            raise FileNotFoundError(f"{self.folder} is gone.")
         files.write(files.join(self.folder, name), [memoryview(json.dumps(note).encode())])
 
     def _read_note(self, name: str, token: str | None = None) -> dict[str, Any] | None:

@@ -92,8 +92,8 @@ class Snapshots:
 
     Saving stops training because it writes while training waits. A copy in memory takes a twentieth of that, if the
     memory is there: most of the time of a copy into new arrays goes into page faults. So memory for at most
-    `num_buffers` snapshots is allocated and touched once: for the first when this is made, for the next in a thread
-    after the first was taken, unless free memory is short. The optimizer's variables are created for that.
+    `num_buffers` snapshots is allocated and touched once, when this is made; where free memory is short, for one
+    then, and for another when both are needed. The optimizer's variables are created for that.
 
     A snapshot is of one moment: `take` is to be called where `fit` calls its callbacks, between two executions. Ops
     that change variables have ended there, or are ahead of the reads in the same queue.
@@ -153,7 +153,8 @@ class Snapshots:
         # So that the memory for it is there before the first step.
         build_optimizer(model)
         self._watch = StructureWatch(model)
-        self._state = collect_state(model)
+        # None where it has to be collected anew.
+        self._state: ModelState | None = collect_state(model)
         self._pool = BufferPool(num_buffers)
         self._pool.prepare(_variables(self._state))
 
@@ -168,6 +169,8 @@ class Snapshots:
         """
         start = time.perf_counter()
         if self._watch.has_changed():
+            self._state = None
+        if self._state is None:
             self._state = collect_state(self._model)
         state = self._state.refresh()
         variables = _variables(state)
@@ -179,7 +182,6 @@ class Snapshots:
         except BaseException:
             self._pool.release(buffers)
             raise
-        self._pool.prepare_in_background(variables)
         snapshot.stall_ms = (time.perf_counter() - start) * 1e3
         return snapshot
 

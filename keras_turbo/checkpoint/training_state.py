@@ -69,7 +69,8 @@ class TrainingState:
         steps: batches done in all; more than `optimizer_step` where loss scaling or gradient accumulation left updates
             out.
         metrics: the logs at the save, name to number.
-        monitor: the watched metric: `{"name": ..., "mode": "min" or "max", "best": number or None}`.
+        monitor: the watched metric: `{"name": ..., "mode": "min" or "max", "best": number or None}`, and "value" where
+            the number that judges this save is another than that in `metrics`, or None because it isn't judged.
         data: the position of the dataset, as the dataset tells it.
         callbacks: state of other callbacks (EarlyStopping, ReduceLROnPlateau...), key to their values.
         history: what `History` has so far, name to list.
@@ -189,9 +190,9 @@ def _check_kind(name: str, value: Any, kind: type, described: str) -> None:
 def _check_monitor(monitor: dict[str, Any]) -> None:
     if not isinstance(monitor.get("name"), str) or monitor.get("mode") not in ("min", "max"):
         raise ValueError(f'monitor must have a "name" and a "mode", "min" or "max". Received: {monitor!r}.')
-    best = monitor.get("best")
-    if best is not None and not _is_number(best):
-        raise ValueError(f'monitor["best"] must be a number or None. Received: {best!r}.')
+    for key in ("best", "value"):
+        if monitor.get(key) is not None and not _is_number(monitor[key]):
+            raise ValueError(f'monitor["{key}"] must be a number or None. Received: {monitor[key]!r}.')
 
 
 def _check_files(files: Any) -> None:

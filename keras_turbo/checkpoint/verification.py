@@ -12,6 +12,7 @@ from keras_turbo.checkpoint.catalog import checkpoint_names, holds_checkpoint
 from keras_turbo.checkpoint.checksums import ALGORITHM, checksum_of
 from keras_turbo.checkpoint.location import Directory, Location, locate
 from keras_turbo.checkpoint.names import EXTRA, MARKER, SHARDED_WEIGHTS, STATE, WEIGHTS
+from keras_turbo.checkpoint.retrying import TRANSIENT_READING, retried
 from keras_turbo.checkpoint.training_state import FORMAT_VERSION, TrainingState
 
 
@@ -140,7 +141,12 @@ def _examine_file(location: Location, path: str, nbytes: int, checksum: str | No
     size = location.files.size(path)
     if checksum is None:
         return _difference(size, [], nbytes, None), size
-    return _difference(size, location.files.chunks(path), nbytes, checksum), size
+
+    def compare() -> str | None:
+        return _difference(size, location.files.chunks(path), nbytes, checksum)
+
+    # What a server refuses for a moment is no damage.
+    return retried(compare, TRANSIENT_READING), size
 
 
 def _difference(size: int, chunks: Iterable[bytes], nbytes: int, checksum: str | None) -> str | None:

@@ -10,8 +10,8 @@ from keras_turbo.data.light_operations import light_map
 def claim_cardinality(dataset: tf.data.Dataset, number: int, *, read_to_end: bool) -> tf.data.Dataset:
     """The same elements, as a dataset whose cardinality is `number`.
 
-    `tf.data.experimental.assert_cardinality` fails where an epoch has fewer. Here nobody fails: tf.data works the number
-    out, from parts that could give so many.
+    `tf.data.experimental.assert_cardinality` fails where an epoch has fewer. Here nobody fails: tf.data works the
+    number out, from parts that could give so many.
 
     Args:
         dataset: gives at most `number` elements, whatever tf.data knows of it.

@@ -13,7 +13,7 @@ from keras_turbo.data.variant_dataset import VariantDataset
 
 
 class ResumableDataset(VariantDataset):
-    """A dataset whose epochs are functions of their numbers, so that any of them can be had again, from any batch on."""
+    """A dataset whose epochs are functions of their numbers: any of them can be had again, from any batch on."""
 
     _counter: EpochCounter
     _has_warned = False
