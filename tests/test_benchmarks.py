@@ -22,6 +22,7 @@ CHECKS = {
         "examples of every epoch equal",
         "mean difference of pixels by scaled_decode, of 255 levels",
     },
+    "python_sources": {"batches compared", "steps of every fit equal"},
     "arrays": {"largest relative difference of losses without shuffling", "steps of every epoch equal"},
     "train_step": {
         f"largest difference of an epoch's loss from stock's, as a share of the first epoch's, {where}"

@@ -69,6 +69,8 @@ class Failures:
         self._passed = np.zeros(num_examples, np.bool_)
         #: First missing position and epoch of the last error, and its text.
         self._raised: tuple[int, int, str] = (-1, -1, "")
+        #: What is known of failures beforehand, by position and epoch: the reason, and details for an error.
+        self._told: dict[tuple[int, int], tuple[str, str]] = {}
         self._lock = threading.Lock()
         with tf.device("CPU:0"):
             #: bool, shape (num_examples,): what was skipped so far, for graph code.
@@ -82,6 +84,10 @@ class Failures:
         """Whether epochs have been through all of some positions, so that it is known which of them fail."""
         return bool(self._passed[positions].all())
 
+    def tell(self, position: int, epoch: int, reason: str, details: str) -> None:
+        """Tells why an example can't be loaded that will be missed, so that it need not be loaded again."""
+        self._told[position, epoch] = _in_a_sentence(reason), f"\n\n{details}"
+
     def report(self, positions: np.ndarray, epoch: int) -> None:
         """Accounts for examples that an epoch asked for and that did not arrive.
 
@@ -92,7 +98,8 @@ class Failures:
         if self.on_error == "raise" and missing:
             self._raise_one(missing, epoch)
         for position in missing:
-            self._skip(position, self._why(position, epoch) or _PASSING_FAULT)
+            reason, _ = self._why(position, epoch)
+            self._skip(position, reason)
 
     def end_pass(self, positions: np.ndarray) -> None:
         """Takes note that an epoch over these positions is through.
@@ -114,19 +121,26 @@ class Failures:
             # would only keep a process busy that is about to end.
             raise ExampleLoadError(self._raised[2])
         # Examples that are made together are missing together: whose fault it is, loading them one by one tells.
-        reasons = ((position, self._why(position, epoch)) for position in missing)
-        position, reason = next((found for found in reasons if found[1] is not None), (missing[0], _PASSING_FAULT))
+        for position in missing:
+            reason, details = self._why(position, epoch)
+            if reason != _PASSING_FAULT:
+                break
+        else:
+            position, reason, details = missing[0], _PASSING_FAULT, ""
         text = f"{self._describe(position)}: {reason} (on_error='skip' leaves such examples out and lists them.)"
-        self._raised = (missing[0], epoch, text)
-        raise ExampleLoadError(text)
+        self._raised = (missing[0], epoch, text + details)
+        raise ExampleLoadError(text + details)
 
-    def _why(self, position: int, epoch: int) -> str | None:
-        """Why an example can't be loaded; None if it can."""
+    def _why(self, position: int, epoch: int) -> tuple[str, str]:
+        """Why an example could not be loaded, and details for an error."""
+        told = self._told.pop((position, epoch), None)
+        if told is not None:
+            return told
         try:
             self._load_again(position, epoch)
         except Exception as error:  # whatever the user's own function raises is the reason
-            return reason_of(error)
-        return None
+            return reason_of(error), ""
+        return _PASSING_FAULT, ""
 
     def _skip(self, position: int, reason: str) -> None:
         path = self._describe(position)
@@ -144,7 +158,10 @@ class Failures:
 
 def reason_of(error: Exception) -> str:
     """What went wrong, as a sentence, without what TensorFlow puts around it."""
-    text = getattr(error, "message", None) or str(error) or type(error).__name__
-    text = " ".join(_OP_NOISE.sub(" ", text).split())
+    return _in_a_sentence(_OP_NOISE.sub(" ", getattr(error, "message", None) or str(error) or type(error).__name__))
+
+
+def _in_a_sentence(text: str) -> str:
+    text = " ".join(text.split())
     text = text if len(text) <= _LONGEST_REASON else text[:_LONGEST_REASON] + "..."
     return text if text.endswith((".", "!", "?")) else text + "."

@@ -30,6 +30,8 @@ class Source(abc.ABC):
     is_random: bool = False
     #: Whether a single example can fail to load (a damaged file).
     can_fail: bool = False
+    #: Whether its stages can be told apart and measured.
+    can_be_measured: bool = True
     #: What a report calls `load`.
     loading_is_called: str = "load"
     #: Whether `gather` gives whole batches from memory, so that neither a store nor parallel calls have a use.
@@ -64,7 +66,7 @@ class Source(abc.ABC):
         """Graph code: what `load_row` needs of the examples at some positions (int64 vector), with a first axis."""
         raise TypeError(f"{type(self).__name__} has examples one by one.")
 
-    def load_row(self, row: dict[str, tf.Tensor], seed: tf.Tensor) -> Any:
+    def load_row(self, row: Any, seed: tf.Tensor) -> Any:
         """Graph code: an example as `load` gives it, of one row of what `read_rows` gave."""
         raise TypeError(f"{type(self).__name__} has examples one by one.")
 
