@@ -22,12 +22,14 @@ CHECKS = {
         "examples of every epoch equal",
         "mean difference of pixels by scaled_decode, of 255 levels",
     },
+    "python_sources": {"batches compared", "steps of every fit equal"},
     "arrays": {"largest relative difference of losses without shuffling", "steps of every epoch equal"},
     "train_step": {
         f"largest difference of an epoch's loss from stock's, as a share of the first epoch's, {where}"
         for where in ("on TensorFlow", "in other frameworks")
     },
     "mixed_precision": {"largest relative difference of first losses from float32's"},
+    "tfrecord": {"batches in order equal", "shuffled epochs complete"},
     "checkpoint_stall": {"largest relative difference of losses"},
     "monitor_cost": {"largest difference of losses", "batches equal"},
     "memory": {"steps of all over files", "steps of all over positions"},

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from keras_turbo.data.example_order import EpochCounter, ExampleOrder
 from keras_turbo.data.failures import Failures
 from keras_turbo.data.pipeline import Pipeline
+from keras_turbo.data.python_function import PythonFunction
+from keras_turbo.data.python_pipeline import PythonPipeline
 from keras_turbo.data.settings import Settings
 from keras_turbo.data.sources.arrays import ArraySource
+from keras_turbo.data.sources.generator import GeneratorSource
+from keras_turbo.data.sources.mapped_rows import MappedRowsSource, mapped_arrays_source
+from keras_turbo.data.sources.py_dataset import (
+    EndlessPyDatasetSource,
+    PyDatasetSource,
+    is_py_dataset,
+    py_dataset_source,
+)
+from keras_turbo.data.sources.python_source import PythonSource
 from keras_turbo.data.sources.source import Source
 from keras_turbo.data.sources.tf_dataset import TfDatasetSource
-from keras_turbo.data.store_choice import choose_store, require_known_length
+from keras_turbo.data.store_choice import choose_store, python_store, require_known_length
 from keras_turbo.data.stream_pipeline import stream_dataset
 from keras_turbo.data.user_functions import ElementFunction, RandomFunction
 
@@ -34,15 +46,40 @@ def source_of(x: Any, y: Any, sample_weight: Any, settings: Settings) -> Source:
         return TfDatasetSource(x, int(x.cardinality()))
     if isinstance(x, (str, os.PathLike)):
         raise TypeError(
-            f"`x` must be arrays or a tf.data.Dataset. Received the path {os.fspath(x)!r}. For images in a folder use "
+            "`x` must be arrays, a tf.data.Dataset, a PyDataset or a generator function. Received the path "
+            f"{os.fspath(x)!r}. For images in a folder use "
             "FastDataset.from_image_folder, for other files FastDataset.from_files."
         )
-    if callable(x) or isinstance(x, keras.utils.PyDataset) or hasattr(x, "__next__"):
+    if hasattr(x, "__next__"):
         raise TypeError(
-            f"`x` must be arrays (also in dicts, tuples and lists) or a tf.data.Dataset. Received: {type(x).__name__}. "
-            "A Python generator can be wrapped by tf.data.Dataset.from_generator, at the speed of one Python thread."
+            f"`x` is a {type(x).__name__}, which can be read once only. Give the function that makes it, without "
+            "calling it: FastDataset(batches) in place of FastDataset(batches())."
         )
+    if is_py_dataset(x) or callable(x):
+        return _python_source_of(x, y, sample_weight, settings)
+    if isinstance(settings.map_fn, PythonFunction):
+        return mapped_arrays_source(x, y, sample_weight, settings.map_fn, settings)
     return ArraySource(x, y, sample_weight, memory_maps_stay_on_disk=settings.cache != "memory")
+
+
+def _python_source_of(x: Any, y: Any, sample_weight: Any, settings: Settings) -> Source:
+    if y is not None or sample_weight is not None:
+        raise ValueError(
+            "`y` and `sample_weight` can't be given beside a PyDataset or a generator function: what these give is "
+            "(x, y) or (x, y, sample_weight)."
+        )
+    refuse_in_script_of_worker()
+    return py_dataset_source(x, settings) if is_py_dataset(x) else GeneratorSource(x, settings)
+
+
+def refuse_in_script_of_worker() -> None:
+    """Raises where a worker process has begun to run the user's script, which would start workers without end."""
+    worker = sys.modules.get("keras_turbo_worker.main")
+    if worker is not None and worker.is_loading_main_script:
+        raise RuntimeError(
+            "A worker process runs the script again to find the code of the data, and came to where it makes a "
+            "FastDataset. Put what the script does below `if __name__ == '__main__':`."
+        )
 
 
 def assemble(
@@ -60,14 +97,16 @@ def assemble(
     Returns:
         The parts, None for a stream without positions, and the dataset that they make.
     """
+    settings = _settings_for(source, settings)
     map_fn = None if settings.map_fn is None else ElementFunction(settings.map_fn, "map_fn")
     augment_fn = None if settings.augment_fn is None else RandomFunction(settings.augment_fn)
     pipeline = None
     with tf.device("CPU:0"):
         if isinstance(source, TfDatasetSource) and settings.on_error == "skip":
             raise ValueError(
-                "on_error='skip' needs examples that can be loaded one by one, and a tf.data.Dataset can only be read "
-                "from its beginning. Apply .ignore_errors() to it, or build the FastDataset from files."
+                f"on_error='skip' needs examples that can be loaded one by one, and {source.is_called} can only be "
+                "read from its beginning. Catch errors in it (a tf.data.Dataset has .ignore_errors()), or build the "
+                "FastDataset from files."
             )
         if isinstance(source, TfDatasetSource) and settings.cache in ("auto", False):
             dataset = _stream(source, settings, map_fn, augment_fn, counter)
@@ -89,6 +128,29 @@ def assemble(
             stacklevel=4,
         )
     return pipeline, dataset
+
+
+def _settings_for(source: Source, settings: Settings) -> Settings:
+    """The settings as they apply to a source."""
+    if isinstance(source, MappedRowsSource):
+        # The source itself calls a PythonFunction.
+        is_called = isinstance(settings.map_fn, PythonFunction)
+        settings = dataclasses.replace(settings, map_fn=None if is_called else settings.map_fn)
+    if isinstance(settings.map_fn, PythonFunction):
+        raise TypeError(
+            "A PythonFunction as `map_fn` is for arrays. Call it in the PyDataset or the generator function itself; "
+            "for files, give it as `load_fn` of from_files."
+        )
+    if isinstance(source, (PyDatasetSource, EndlessPyDatasetSource)):
+        settings = dataclasses.replace(settings, batch_size=None)
+    if isinstance(source, PyDatasetSource) and settings.cache == "auto":
+        # What is random in a PyDataset would be kept for ever, and nobody can see whether anything is.
+        settings = dataclasses.replace(settings, cache=False)
+    if isinstance(source, (PythonSource, EndlessPyDatasetSource, GeneratorSource)):
+        # Workers are processes there, which are not many calls at a time of what TensorFlow does afterwards.
+        is_bare = settings.map_fn is None and settings.augment_fn is None
+        settings = dataclasses.replace(settings, workers=1 if is_bare else None)
+    return settings
 
 
 def _make_pipeline(
@@ -118,7 +180,8 @@ def _make_pipeline(
     def load_again(position: int, epoch: int) -> None:
         loading_graph()(tf.constant(position, tf.int64), tf.constant(epoch, tf.int64))
 
-    pipeline = Pipeline(
+    kind = PythonPipeline if isinstance(source, PythonSource) else Pipeline
+    pipeline = kind(
         source=source,
         order=order,
         seed=settings.settled_seed,
@@ -142,6 +205,8 @@ def _make_pipeline(
         if store is not None:
             pipeline.store = store
             pipeline.fill_store = lambda: source.fill(store, map_element)
+    elif isinstance(source, PythonSource):
+        pipeline.store = python_store(settings, source, map_fn)
     elif not source.in_memory or map_fn is not None:
         pipeline.store = choose_store(settings, source, map_fn, pipeline.example)
     return pipeline

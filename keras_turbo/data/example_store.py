@@ -134,6 +134,14 @@ class ExampleStore:
             leaves.append(tf.bitcast(tensor, leaf.dtype) if leaf.dtype == tf.bfloat16 else tensor)
         return tf.nest.pack_sequence_as(self.element_spec, leaves)
 
+    def row(self, position: tf.Tensor) -> Any:
+        """Graph code: one example, as `gather` gives it, but where it lies: rows of some size need no copy."""
+        leaves = []
+        for view, leaf in zip(self._views, self._formats, strict=True):
+            tensor = view[position]  # a slice along the first axis shares memory, if rows are aligned
+            leaves.append(tf.bitcast(tensor, leaf.dtype) if leaf.dtype == tf.bfloat16 else tensor)
+        return tf.nest.pack_sequence_as(self.element_spec, leaves)
+
     def write_in_graph(self, positions: tf.Tensor, batch: Any) -> None:
         """Graph code: keeps a batch of examples. `positions` is int64 of shape `(batch,)`."""
         call_on(self, type(self).write, [positions, *self.to_stored(batch)], [])

@@ -18,6 +18,8 @@ ON_ERROR = ("raise", "skip")
 # A reason is TensorFlow's message without the graph nodes behind it; more than this of it helps nobody.
 _LONGEST_REASON = 300
 
+_PASSING_FAULT = "it failed once and could be loaded when tried again: a passing fault of its disk or network?"
+
 # What TensorFlow puts around what went wrong: names of functions and nodes, and where they were traced.
 _OP_NOISE = re.compile(
     r"\{\{function_node .*?\}\}|\[Op:\w+\].*|^Graph execution error:|^\s*Detected at node .*?$|^<stack traces .*?$"
@@ -65,8 +67,10 @@ class Failures:
         self._load_again = load_again
         self._failed = aligned_zeros((num_examples,), np.bool_)
         self._passed = np.zeros(num_examples, np.bool_)
-        #: Position and epoch of the last error, and its text.
+        #: First missing position and epoch of the last error, and its text.
         self._raised: tuple[int, int, str] = (-1, -1, "")
+        #: What is known of failures beforehand, by position and epoch: the reason, and details for an error.
+        self._told: dict[tuple[int, int], tuple[str, str]] = {}
         self._lock = threading.Lock()
         with tf.device("CPU:0"):
             #: bool, shape (num_examples,): what was skipped so far, for graph code.
@@ -80,14 +84,22 @@ class Failures:
         """Whether epochs have been through all of some positions, so that it is known which of them fail."""
         return bool(self._passed[positions].all())
 
+    def tell(self, position: int, epoch: int, reason: str, details: str) -> None:
+        """Tells why an example can't be loaded that will be missed, so that it need not be loaded again."""
+        self._told[position, epoch] = _in_a_sentence(reason), f"\n\n{details}"
+
     def report(self, positions: np.ndarray, epoch: int) -> None:
         """Accounts for examples that an epoch asked for and that did not arrive.
 
         Raises:
             ExampleLoadError: with `on_error="raise"`.
         """
-        for position in positions[~self._failed[positions]]:
-            self._report_one(int(position), epoch)
+        missing = positions[~self._failed[positions]].tolist()
+        if self.on_error == "raise" and missing:
+            self._raise_one(missing, epoch)
+        for position in missing:
+            reason, _ = self._why(position, epoch)
+            self._skip(position, reason)
 
     def end_pass(self, positions: np.ndarray) -> None:
         """Takes note that an epoch over these positions is through.
@@ -103,21 +115,35 @@ class Failures:
             )
         self._passed[positions] = True
 
-    def _report_one(self, position: int, epoch: int) -> None:
-        path = self._describe(position)
-        if self._raised[:2] == (position, epoch):
+    def _raise_one(self, missing: list[int], epoch: int) -> None:
+        if self._raised[:2] == (missing[0], epoch):
             # tf.data goes on to the next batches in the background, which meet the same gap. Loading again for each
             # would only keep a process busy that is about to end.
             raise ExampleLoadError(self._raised[2])
+        # Examples that are made together are missing together: whose fault it is, loading them one by one tells.
+        for position in missing:
+            reason, details = self._why(position, epoch)
+            if reason != _PASSING_FAULT:
+                break
+        else:
+            position, reason, details = missing[0], _PASSING_FAULT, ""
+        text = f"{self._describe(position)}: {reason} (on_error='skip' leaves such examples out and lists them.)"
+        self._raised = (missing[0], epoch, text + details)
+        raise ExampleLoadError(text + details)
+
+    def _why(self, position: int, epoch: int) -> tuple[str, str]:
+        """Why an example could not be loaded, and details for an error."""
+        told = self._told.pop((position, epoch), None)
+        if told is not None:
+            return told
         try:
             self._load_again(position, epoch)
-            reason = "it failed once and could be loaded when tried again: a passing fault of its disk or network?"
         except Exception as error:  # whatever the user's own function raises is the reason
-            reason = _reason(error)
-        if self.on_error == "raise":
-            text = f"{path}: {reason} (on_error='skip' leaves such examples out and lists them.)"
-            self._raised = (position, epoch, text)
-            raise ExampleLoadError(text)
+            return reason_of(error), ""
+        return _PASSING_FAULT, ""
+
+    def _skip(self, position: int, reason: str) -> None:
+        path = self._describe(position)
         with self._lock:
             first = not self.skipped
             self.skipped.setdefault(position, SkippedExample(path, reason))
@@ -130,8 +156,12 @@ class Failures:
             )
 
 
-def _reason(error: Exception) -> str:
-    text = getattr(error, "message", None) or str(error) or type(error).__name__
-    text = " ".join(_OP_NOISE.sub(" ", text).split())
+def reason_of(error: Exception) -> str:
+    """What went wrong, as a sentence, without what TensorFlow puts around it."""
+    return _in_a_sentence(_OP_NOISE.sub(" ", getattr(error, "message", None) or str(error) or type(error).__name__))
+
+
+def _in_a_sentence(text: str) -> str:
+    text = " ".join(text.split())
     text = text if len(text) <= _LONGEST_REASON else text[:_LONGEST_REASON] + "..."
     return text if text.endswith((".", "!", "?")) else text + "."

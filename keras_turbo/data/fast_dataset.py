@@ -15,14 +15,17 @@ from keras_turbo.data.class_weights import with_all_classes
 from keras_turbo.data.epochs import Epochs
 from keras_turbo.data.example_order import EpochCounter, ExampleOrder
 from keras_turbo.data.failures import SkippedExample
+from keras_turbo.data.image_options import IMAGE_OPTIONS, require_batchable
 from keras_turbo.data.images import RandomResizedCrop
 from keras_turbo.data.report import PipelineReport, measure_pipeline
 from keras_turbo.data.resuming import ResumableDataset
 from keras_turbo.data.settings import Cache, Settings
-from keras_turbo.data.sources.files import FileSource, files_source
+from keras_turbo.data.sources.files import files_source
 from keras_turbo.data.sources.image_folder import Subset, image_folder_sources
+from keras_turbo.data.sources.made_in_python import MadeInPython
 from keras_turbo.data.sources.source import Source
 from keras_turbo.data.sources.tf_dataset import TfDatasetSource
+from keras_turbo.data.sources.tfrecord import tfrecord_source
 
 
 class FastDataset(ResumableDataset):
@@ -48,29 +51,35 @@ class FastDataset(ResumableDataset):
     Args:
         x: array or dict, tuple or list of arrays, each of shape `(examples, ...)`; or a `tf.data.Dataset` of single
             examples (of batches with `batch_size=None`). Floating-point arrays become Keras' `floatx`, as in
-            `fit(x, y)`; a `numpy.memmap` is read from disk row by row.
-        y: targets, in the same forms as `x`. Not with a `tf.data.Dataset`, whose elements hold them.
+            `fit(x, y)`; a `numpy.memmap` is read from disk row by row. Or a `keras.utils.PyDataset`, whose batches
+            pass as they are; `map_fn`, `augment_fn`, `shuffle`, `cache` and `shard` are then over batches. Or a
+            function without parameters that returns an iterator, such as a generator function; what that gives are
+            examples (batches with `batch_size=None`). It is called in each epoch.
+        y: targets, in the same forms as `x`. Only with arrays; elements of other data hold them.
         sample_weight: weights, of shape `(examples,)`. Needs `y`.
         batch_size: examples a batch, default 32. None: one by one, without a batch axis; elements of a
-            `tf.data.Dataset` then pass as they are.
+            `tf.data.Dataset` then pass as they are. A `PyDataset` has batches of its own size.
         shuffle: whether each epoch has an order of its own: a full shuffle over all positions. Default False. A
             `tf.data.Dataset` has positions only with `cache="memory"` or `"disk"`; without, it is shuffled through a
             buffer, with a warning where that is smaller than the data.
         seed: integer from 0; decides order and augmentation. Default None: drawn from Python's `random`, which
             `keras.utils.set_random_seed` seeds; see the attribute `seed`.
         reshuffle_each_epoch: False keeps the shuffled order of the first epoch. Default True.
-        map_fn: the deterministic part of preparing an example; its results may be cached. Traced by TensorFlow.
+        map_fn: the deterministic part of preparing an example; its results may be cached. Traced by TensorFlow,
+            unless it is a `keras_turbo.data.python_function.PythonFunction`, which runs as Python on arrays.
         augment_fn: the random part, called for each example in each epoch and never cached. It may take a parameter
             named `seed` (int64, shape (2,)) for `tf.random.stateless_*` and `tf.image.stateless_random_*`; it may be a
             Keras layer; `tf.random.uniform`, `tf.image.random_flip_left_right` and their like are made functions of
             that seed too.
         cache: where examples are kept after `map_fn`. "auto" (default): memory if they take at most half of what is
             free there (limits of containers included), else disk if they take at most half of what is free there,
-            else nowhere; nowhere for a `tf.data.Dataset`, which may be random. "memory", "disk": there. False: nowhere.
+            else nowhere; nowhere for a `tf.data.Dataset` or a `PyDataset`, which may be random. "memory", "disk":
+            there. False: nowhere.
             Arrays without `map_fn` are in memory as they are.
         cache_dir: folder for stores on disk, default `~/.cache/keras_turbo/examples` (`$XDG_CACHE_HOME` counts).
         drop_remainder: whether a last batch that is not full is left out. Default False.
-        workers: examples made at a time, default two for each core.
+        workers: examples made at a time, default two for each core. Of data that Python code makes: processes that
+            make them, 0 for this one; by default chosen by the time that an item takes, and logged.
         on_error: what happens when an example can't be loaded. "raise" (default): an error with its path. "skip": it is
             left out, listed in `skipped`, and the first is warned of.
 
@@ -181,11 +190,7 @@ class FastDataset(ResumableDataset):
             TypeError, ValueError: an argument that can't be; a folder without images.
         """
         settings = Settings.of(options, "from_image_folder")
-        if image_size is None and settings.batch_size not in (None, 1):
-            raise ValueError(
-                "image_size=None keeps each image's own size, and images of different sizes can't be batched. Give "
-                f"image_size=(height, width), or batch_size=None. Received: batch_size={settings.batch_size}."
-            )
+        require_batchable(image_size, settings.batch_size)
         sources, names = image_folder_sources(
             directory,
             labels=labels,
@@ -238,7 +243,7 @@ class FastDataset(ResumableDataset):
         Args:
             pattern: glob pattern (`**` crosses folders), or a list of patterns and paths. Files are sorted by path.
             load_fn: takes the path (string tensor) and returns `x` or the whole element. Traced by TensorFlow and
-                deterministic, as `map_fn`; its results may be cached.
+                deterministic, as `map_fn`; its results may be cached. A `PythonFunction` takes the path as `str`.
             labels: one label for each file in sorted order, or a function of the path (a `str`), given as `y` beside
                 what `load_fn` returns. None: the element is what `load_fn` returns.
             label_mode: as in `from_image_folder`; default "raw".
@@ -249,7 +254,74 @@ class FastDataset(ResumableDataset):
             ValueError: no file matches, and what `FastDataset` and `from_image_folder` raise.
         """
         settings = Settings.of(options, "from_files")
-        source, names = files_source(pattern, load_fn, labels, label_mode, class_names)
+        source, names = files_source(pattern, load_fn, labels, label_mode, class_names, settings)
+        dataset = cls.__new__(cls)
+        dataset._assemble(source, settings, names)
+        return dataset
+
+    @classmethod
+    def from_tfrecord(
+        cls,
+        pattern: str | os.PathLike | Sequence[str | os.PathLike],
+        features: dict[str, Any] | None = None,
+        *,
+        x: str | Sequence[str] | None = None,
+        label: str | None = None,
+        sample_weight: str | None = None,
+        compression: Literal["GZIP", "ZLIB", ""] | None = None,
+        interleave: int | None = None,
+        **options: Any,
+    ) -> FastDataset:
+        """Records of `tf.train.Example`, in any order, checked by their checksums.
+
+        Where each record begins is found once and kept beside the data (in the cache folder where that can't be
+        written). So the length is known, a shuffle is a full one over all files, and any record can be read by itself.
+
+        Example:
+
+        ```python
+        train = FastDataset.from_tfrecord("records/train")  # of `python -m keras_turbo convert photos records/train`
+        train = FastDataset.from_tfrecord("train-*.tfrecord", features, x="pixels", label="class", shuffle=True)
+        ```
+
+        Args:
+            pattern: glob pattern, a list of patterns and paths, or a folder. Files are sorted by path.
+            features: dict of `tf.io.FixedLenFeature` and its like, as for `tf.io.parse_example`. None: what the
+                `manifest.json` beside the files says; where there is none, features are inferred from the first
+                records, and printed in a form that can be pasted.
+            x: name of the feature that is `x`, or names, for a dict. None: a dict of all that are nothing else.
+            label: name of the feature that is `y`. None: no targets.
+            sample_weight: name of the feature that is the weight.
+            compression: None (default): told by each file's first bytes. "GZIP", "ZLIB", or "" for none. Compressed
+                files are unpacked once, into the cache folder, since nothing can be read from the middle of one.
+            interleave: without `shuffle`, how many files are read in turn, one record of each, as by
+                `tf.data.Dataset.interleave`. Default: the order in which the records were written, if there is a
+                manifest; else 1, one file after the other.
+            **options: as those of `FastDataset`; for images of `python -m keras_turbo convert` also those of
+                `from_image_folder` from `image_size` to `random_resized_crop`.
+
+        Returns:
+            A dataset of what the manifest says; else of `x`, `(x, y)` or `(x, y, sample_weight)`. What has no fixed
+            length is a `tf.RaggedTensor` in a batch (of a `VarLenFeature` a `tf.SparseTensor`), and a vector where
+            `map_fn` or `augment_fn` get it, or with `batch_size=None`.
+
+        Raises:
+            TypeError, ValueError: an argument that can't be; no file, no record; a file that is truncated, unless
+                `on_error="skip"`; records whose features can't be inferred.
+        """
+        image_options = {name: options.pop(name) for name in IMAGE_OPTIONS if name in options}
+        settings = Settings.of(options, "from_tfrecord")
+        source, names = tfrecord_source(
+            pattern,
+            features,
+            x=x,
+            label=label,
+            sample_weight=sample_weight,
+            compression=compression,
+            interleave=interleave,
+            image_options=image_options,
+            settings=settings,
+        )
         dataset = cls.__new__(cls)
         dataset._assemble(source, settings, names)
         return dataset
@@ -276,6 +348,8 @@ class FastDataset(ResumableDataset):
             counter=self._counter,
         )
         self._epochs = Epochs(self._pipeline, self._dataset)
+        if isinstance(source, MadeInPython):
+            source.used_by(self)
         variant = tf.data.experimental.to_variant(self._dataset)
         super().__init__(variant, self._dataset.element_spec, [self._dataset], holds=None)
 
@@ -332,7 +406,7 @@ class FastDataset(ResumableDataset):
         if self._pipeline is None:
             raise ValueError(
                 "Only examples that have positions can be dealt out. Apply shard() to the tf.data.Dataset before it is "
-                "given to FastDataset, or use cache='memory' or 'disk'."
+                "given to FastDataset, or use cache='memory' or 'disk'; a generator function can give a part by itself."
             )
         order = self._pipeline.order.shard(int(num_shards), int(index))
         if order.num_examples == 0:
@@ -365,8 +439,12 @@ class FastDataset(ResumableDataset):
     @property
     def why_batches_are_read(self) -> str | None:
         """Why `resume_at` must read the batches before; None where it need not."""
+        if isinstance(self._source, TfDatasetSource) and self._pipeline is None:
+            if self._source.can_seek:
+                return None
+            return f"{self._source.is_called} without a store has no positions (a tf.data.Dataset gets them by cache)"
         if self._pipeline is None:
-            return "a tf.data.Dataset without a store has no positions (cache='memory' or 'disk' gives it some)"
+            return None
         if self._pipeline.may_skip:
             return "on_error='skip' may have left examples out of them, and they must be loaded to know which"
         return None
@@ -375,6 +453,11 @@ class FastDataset(ResumableDataset):
     def is_stream(self) -> bool:
         """Whether examples can only be read one after another: those of a `tf.data.Dataset` without a store."""
         return self._pipeline is None
+
+    @property
+    def workers(self) -> int | None:
+        """Processes that make examples in Python: 0 is this one. None where TensorFlow makes them, in threads."""
+        return self._source.choice.number if isinstance(self._source, MadeInPython) else None
 
     @property
     def stored_in(self) -> Literal["memory", "disk"] | None:
@@ -407,9 +490,10 @@ class FastDataset(ResumableDataset):
     @property
     def file_paths(self) -> list[str]:
         """The files in the order in which they are yielded; raises as `labels` does."""
-        if not isinstance(self._source, FileSource):
+        paths = getattr(self._source, "paths", None)
+        if paths is None:
             raise ValueError("This dataset is not made of files, so it has no `file_paths`.")
-        return [self._source.paths[position] for position in self._epochs.fixed_positions("file_paths")]
+        return [paths[position] for position in self._epochs.fixed_positions("file_paths")]
 
     @property
     def skipped(self) -> list[SkippedExample]:
@@ -432,8 +516,11 @@ class FastDataset(ResumableDataset):
         Raises:
             ValueError: the dataset is over a `tf.data.Dataset` without a store, whose stages can't be seen.
         """
-        if self._pipeline is None or isinstance(self._source, TfDatasetSource):
-            raise ValueError("report() measures arrays and files; the stages of a tf.data.Dataset can't be told apart.")
+        if self._pipeline is None or not self._source.can_be_measured:
+            raise ValueError(
+                "report() measures arrays and files that TensorFlow reads; the stages of a tf.data.Dataset and of "
+                "Python code can't be told apart."
+            )
         report = measure_pipeline(self._pipeline, seconds)
         if verbose:
             report.print()

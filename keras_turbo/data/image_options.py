@@ -103,6 +103,23 @@ class ImageOptions:
                     )
 
 
+IMAGE_OPTIONS = tuple(field.name for field in dataclasses.fields(ImageOptions))
+"""The names of all options."""
+
+
+def require_batchable(image_size: tuple[int, int] | None, batch_size: int | None) -> None:
+    """Checks that images have one size if they are to be batched.
+
+    Raises:
+        ValueError: each keeps its own.
+    """
+    if image_size is None and batch_size not in (None, 1):
+        raise ValueError(
+            "image_size=None keeps each image's own size, and images of different sizes can't be batched. Give "
+            f"image_size=(height, width), or batch_size=None. Received: batch_size={batch_size}."
+        )
+
+
 def _store(options: Any, name: str, value: Any) -> None:
     """Sets a field of a frozen dataclass, while that is being made."""
     object.__setattr__(options, name, value)

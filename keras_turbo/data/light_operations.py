@@ -117,13 +117,15 @@ def _traced(function: Callable[[Any], Any], element_spec: Any) -> tuple[Any, Any
         spec = _spec_of(result)
         return tf.nest.flatten(result)
 
+    return traced_on_cpu(flat, tf.nest.flatten(element_spec)), spec
+
+
+def traced_on_cpu(function: Callable[..., Any], signature: list[tf.TensorSpec]) -> Any:
+    """A function of tensors that stays on the CPU, as the operations of tf.data take one."""
     traced: Any = tf.function(
-        flat,
-        input_signature=tf.nest.flatten(element_spec),
-        autograph=False,
-        experimental_attributes=on_one_device(),
+        function, input_signature=signature, autograph=False, experimental_attributes=on_one_device()
     )
-    return traced.get_concrete_function(), spec
+    return traced.get_concrete_function()
 
 
 def _spec_of(tensors: Any) -> Any:

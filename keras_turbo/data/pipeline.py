@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_turbo.data.accounting import accounted_for, without_rows_before_first
 from keras_turbo.data.claimed_cardinality import claim_cardinality
 from keras_turbo.data.epoch_positions import EpochPositions
 from keras_turbo.data.example_order import EpochCounter, ExampleOrder
@@ -27,7 +28,7 @@ _GATHER_BYTES = 262_144
 _MOST_BATCHES_A_GATHER = 64
 
 # Positions that are worked out together where examples are made one by one.
-_POSITIONS_AT_ONCE = 1024
+POSITIONS_AT_ONCE = 1024
 
 # Batches made ahead of the step that takes them. Two, since one hides the making and a second evens out a slow batch.
 PREFETCHED_BATCHES = 2
@@ -98,7 +99,7 @@ class Pipeline:
         if self._gathers_always or only_stored:
             batches = self._from_memory(stacked)
         elif self.store is None:
-            batches = self._one_by_one(stacked, from_memory=False)
+            batches = self._from_source(stacked)
         else:
             batches = self._from_store_or_source(stacked)
         if stacked is None and not self.may_skip:
@@ -106,6 +107,8 @@ class Pipeline:
             # Where examples are loaded, what is to be done at an epoch's end is done when that is asked for.
             only_gathers = (self._gathers_always or only_stored) and self.augment_fn is None
             batches = claim_cardinality(batches, number, read_to_end=not only_gathers)
+        if self._makes_rows:
+            batches = self.source.finish(batches, self.parallel_calls)
         return batches.prefetch(PREFETCHED_BATCHES).with_options(data_options())
 
     def begin_epoch(self) -> tuple[np.int64, np.int64, np.ndarray]:
@@ -166,7 +169,7 @@ class Pipeline:
 
     def _from_store_or_source(self, stacked: int | None) -> tf.data.Dataset:
         """An epoch from the store if it has all that the epoch wants, else one that loads and fills it."""
-        stored, loaded = self._from_memory(stacked), self._one_by_one(stacked, from_memory=False)
+        stored, loaded = self._from_memory(stacked), self._from_source(stacked)
 
         def chosen(_: tf.Tensor) -> tf.data.Dataset:
             complete = tf.ensure_shape(call_on(self, Pipeline.store_is_complete, [], tf.bool), [])
@@ -182,7 +185,7 @@ class Pipeline:
     def _positions(self) -> EpochPositions:
         def begin() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
             # Python draws the permutation: as graph code, its fifty nodes would be made for each iterator.
-            epoch, first, permutation = call_on(self, Pipeline.begin_epoch, [], [tf.int64] * 3)
+            epoch, first, permutation = call_on(self, type(self).begin_epoch, [], [tf.int64] * 3)
             permutation = tf.ensure_shape(permutation, [self.order.permutation_size])
             return tf.ensure_shape(epoch, []), tf.ensure_shape(first, []), permutation
 
@@ -205,8 +208,8 @@ class Pipeline:
         seed = tf.stack([tf.constant(self.seed ^ _EXAMPLE_SEEDS, tf.int64), epoch])
         return tf.random.experimental.stateless_fold_in(seed, position)
 
-    def _mapped(self, position: tf.Tensor, seed: tf.Tensor) -> Any:
-        example = self.source.load(position, seed)
+    def _mapped(self, position: tf.Tensor, seed: tf.Tensor, row: Any = None) -> Any:
+        example = self.source.load(position, seed) if row is None else self.source.load_row(row, seed)
         return example if self.map_fn is None else self.map_fn(example)
 
     def _gather(self, positions: tf.Tensor) -> Any:
@@ -236,7 +239,7 @@ class Pipeline:
         chunks = self._chunks(size * (stacked or self._batches_per_gather()))
         if self.may_skip:
             # All that fails is known by now.
-            chunks = light_scan(chunks, tf.constant(0, tf.int64), _without_rows_before_first)
+            chunks = light_scan(chunks, tf.constant(0, tf.int64), without_rows_before_first)
         rows = light_map(
             chunks, lambda chunk: self._gather(chunk["position"]), PREFETCHED_BATCHES if stacked is None else 1
         )
@@ -253,31 +256,40 @@ class Pipeline:
         most = max(1, self.order.num_examples // (size * 4))
         return max(1, min(_MOST_BATCHES_A_GATHER, _GATHER_BYTES // (size * example_bytes), most))
 
+    @property
+    def _makes_rows(self) -> bool:
+        """Whether the source makes examples many at a time, since nothing is done to a single one."""
+        is_whole = self.map_fn is None and self.augment_fn is None and self.batch_size is not None
+        return self.source.makes_rows and is_whole
+
+    def _from_source(self, stacked: int | None) -> tf.data.Dataset:
+        """An epoch of examples that are loaded."""
+        if not self._makes_rows:
+            return self._one_by_one(stacked, from_memory=False)
+        size = self.batch_size or 1
+        rows = self.source.make_rows(self._chunks(self.source.rows_at_once or size), PREFETCHED_BATCHES)
+        rows = accounted_for(self, rows.ignore_errors(log_warning=False), self.store)
+        if stacked is not None:
+            return stacks_of_rows(rows.rebatch(stacked * size, drop_remainder=False), size, self.drop_remainder)
+        return rows.rebatch(size, drop_remainder=self.drop_remainder)
+
     def _one_by_one(self, stacked: int | None, *, from_memory: bool) -> tf.data.Dataset:
         """An epoch of examples that are made one by one: a failure is told from the gap that it leaves."""
         store = None if from_memory else self.store
 
-        def make(item: dict[str, tf.Tensor]) -> dict[str, Any]:
+        def make(item: dict[str, Any]) -> dict[str, Any]:
             position = item["position"]
             seed = self._example_seed(item["epoch"], position)
-            if from_memory:
-                example = self._gather(position)
-            elif store is None:
-                example = self._mapped(position, seed)
-            else:
-                example = tf.cond(
-                    tf.gather(store.filled_view, position),
-                    lambda: _as_tensors(self._gather(position)),
-                    lambda: _as_tensors(self._mapped(position, seed)),
-                )
+            example = self._gather(position) if from_memory else self._loaded(item, seed)
             out = example if self.augment_fn is None else self.augment_fn(example, seed)
-            made = {**item, "out": _as_tensors(out)}
+            made = {name: item[name] for name in ("epoch", "first", "ordinal", "position")}
+            made["out"] = as_tensors(out)
             if store is not None and self.augment_fn is not None:
-                made["stored"] = _as_tensors(example)
+                made["stored"] = as_tensors(example)
             return tf.nest.map_structure(lambda t: t[None], made) if self.batch_size is None else made
 
-        examples = light_unbatch(self._chunks(_POSITIONS_AT_ONCE))
-        examples = examples.map(make, num_parallel_calls=self.parallel_calls, deterministic=True)
+        items = light_unbatch(self._chunks(POSITIONS_AT_ONCE)) if from_memory else self._to_load()
+        examples = items.map(make, num_parallel_calls=self.parallel_calls, deterministic=True)
         # What failed is missed and accounted for below, by its ordinal.
         examples = examples.ignore_errors(log_warning=False)
         # A stack is one batch up to the end.
@@ -285,56 +297,43 @@ class Pipeline:
         if store is not None:
             # Loading goes on while a batch is written. In fresh memory that can take a third of the time of decoding.
             batches = batches.prefetch(PREFETCHED_BATCHES if stacked is None else 1)
-        batches = batches.concatenate(_end_marker(batches.element_spec))
-        # The next ordinal, from the first of the epoch on, the epoch's number, and how many rows have been left out.
-        state = (tf.constant(0 if self.may_skip else -1, tf.int64), tf.constant(-1, tf.int64), tf.constant(0, tf.int64))
-        batches = light_scan(batches, state, self._accounting_for(store))
+        batches = accounted_for(self, batches, store)
         # The end marker has no rows, and goes.
         if self.batch_size is None:
-            return light_unbatch(batches)
+            # Not by unbatching, since that ends the process (TensorFlow 2.21) where an example is an empty vector.
+            rows = light_filter(batches, _has_rows)
+            return light_map(rows, lambda row: tf.nest.map_structure(lambda leaf: tf.squeeze(leaf, [0]), row))
         if stacked is not None:
             return stacks_of_rows(batches, self.batch_size, self.drop_remainder)
         if self.drop_remainder:
             return batches.rebatch(self.batch_size, drop_remainder=True)
-        return light_filter(batches, lambda batch: tf.shape(tf.nest.flatten(batch)[0])[0] > 0)
+        return light_filter(batches, _has_rows)
 
-    def _accounting_for(self, store: ExampleStore | None) -> Callable:
-        """The function that sees each batch go by: finds gaps, fills the store, and hands on what the user wants."""
-        count = self.order.num_examples
+    def _to_load(self) -> tf.data.Dataset:
+        """The positions of an epoch one by one, as dicts, with what the source makes of many at a time as "row"."""
+        at_once = self.source.rows_at_once
+        if at_once is None:
+            return light_unbatch(self._chunks(POSITIONS_AT_ONCE))
 
-        def account(state: tuple[tf.Tensor, tf.Tensor, tf.Tensor], batch: dict[str, Any]) -> tuple[Any, Any]:
-            expected, epoch, left_out = state
-            ordinals = batch["ordinal"]
-            is_end = tf.size(batch["position"]) == 0
-            epoch = tf.where(is_end, epoch, batch["epoch"][0])
-            expected = tf.where((expected < 0) & ~is_end, batch["first"][0], expected)
-            stop = tf.where(is_end, tf.constant(count, tf.int64), ordinals[-1] + 1)
-            has_gap = stop - expected != tf.size(batch["position"], tf.int64)
+        def with_rows(chunk: dict[str, tf.Tensor]) -> dict[str, Any]:
+            return {**chunk, "row": self.source.read_rows(chunk["position"])}
 
-            def report() -> int:
-                call_on(self, Pipeline.report_gap, [expected, stop, ordinals, epoch], [])
-                return 0
+        return light_unbatch(light_map(self._chunks(at_once), with_rows, PREFETCHED_BATCHES))
 
-            def end_pass() -> int:
-                call_on(self, Pipeline.end_pass, [epoch], [])
-                return 0
+    def _is_stored(self, item: dict[str, Any], store: ExampleStore) -> tf.Tensor:
+        """Graph code: whether the example of an element of `_to_load` is in the store."""
+        return tf.gather(store.filled_view, item["position"])
 
-            def write() -> int:
-                if store is not None:
-                    store.write_in_graph(batch["position"], batch.get("stored", batch["out"]))
-                return 0
-
-            tf.cond(has_gap, report, lambda: 0)
-            if self.may_skip:
-                tf.cond(is_end, end_pass, lambda: 0)
-            if store is not None:
-                tf.cond(is_end, lambda: 0, write)
-            if not self.may_skip:
-                return (stop, epoch, left_out), batch["out"]
-            left_out, kept = _without_rows_before_first(left_out, batch)
-            return (stop, epoch, left_out), kept["out"]
-
-        return account
+    def _loaded(self, item: dict[str, Any], seed: tf.Tensor) -> Any:
+        """Graph code: the mapped example of an element of `_to_load`, out of the store if it is there."""
+        position, row = item["position"], item.get("row")
+        if self.store is None:
+            return self._mapped(position, seed, row)
+        return tf.cond(
+            self._is_stored(item, self.store),
+            lambda: as_tensors(self._gather(position)),
+            lambda: as_tensors(self._mapped(position, seed, row)),
+        )
 
     def report_gap(self, start: np.integer, stop: np.integer, arrived: np.ndarray, epoch: np.integer) -> None:
         """Accounts for the ordinals from `start` to `stop` of an epoch that did not arrive.
@@ -370,29 +369,13 @@ def data_options() -> tf.data.Options:
     return options
 
 
-def _without_rows_before_first(left_out: tf.Tensor, rows: dict[str, Any]) -> tuple[tf.Tensor, dict[str, Any]]:
-    """Graph code of a scan over elements of many rows: leaves out as many in all as "first" says."""
-    count = tf.size(rows["position"], tf.int64)
-    # Elements without a row have nothing to say.
-    first = tf.reduce_max(tf.concat([rows["first"], [0]], 0))
-    leaving_out = tf.clip_by_value(first - left_out, 0, count)
-    return left_out + leaving_out, tf.nest.map_structure(lambda column: column[leaving_out:], rows)
+def _has_rows(batch: Any) -> tf.Tensor:
+    return tf.shape(tf.nest.flatten(batch)[0])[0] > 0
 
 
-def _as_tensors(example: Any) -> Any:
+def as_tensors(example: Any) -> Any:
+    """Graph code: a structure of what can be tensors as tensors."""
     return tf.nest.map_structure(tf.convert_to_tensor, example)
-
-
-def _end_marker(element_spec: Any) -> tf.data.Dataset:
-    """A last, empty batch, whose ordinal is no example's."""
-
-    def empty(spec: tf.TensorSpec) -> tf.Tensor:
-        inner = spec.shape[1:] if spec.shape.rank is not None else []
-        return tf.zeros([0, *(size or 0 for size in inner)], spec.dtype)
-
-    marker = tf.nest.map_structure(empty, element_spec)
-    marker["ordinal"] = marker["epoch"] = marker["first"] = tf.constant([-1], tf.int64)
-    return tf.data.Dataset.from_tensors(marker)
 
 
 def _num_bytes(tensor: tf.Tensor) -> int:

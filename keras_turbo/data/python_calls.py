@@ -59,6 +59,27 @@ def call_on(owner: Any, function: Callable, inputs: list[tf.Tensor], output_type
         return tf.numpy_function(call, inputs, output_types)
 
 
+def call_if_alive(owner: Any, function: Callable, inputs: list[tf.Tensor]) -> tf.Tensor:
+    """Graph code: as `call_on` of a function that returns nothing, for cleaning up: it fails never, and gives 0.
+
+    Nothing is called if nobody holds the owner any more, or if the process is ending.
+    """
+    reference = weakref.ref(owner)
+    calls = _calls()
+
+    def call(*arguments: Any) -> np.int64:
+        with calls.running():
+            alive = reference()
+            if alive is not None:
+                function(alive, *arguments)
+        return np.int64(0)
+
+    def called() -> tf.Tensor:
+        return tf.ensure_shape(tf.numpy_function(call, inputs, tf.int64), [])
+
+    return tf.cond(calls.open_view, called, lambda: tf.constant(0, tf.int64))
+
+
 def process_is_ending() -> bool:
     """Whether the interpreter waits for calls from graphs to return."""
     return not _calls().open

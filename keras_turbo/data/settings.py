@@ -43,7 +43,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_count("batch_size", self.batch_size, "None, for examples one by one (or as they come)")
-        check_count("workers", self.workers, "None, for as many as the cores want")
+        if not (_is_integer(self.workers) and self.workers == 0):  # which has a meaning for some sources
+            check_count("workers", self.workers, "None, for as many as the cores want")
         for name in ("shuffle", "reshuffle_each_epoch", "drop_remainder"):
             value = getattr(self, name)
             if not isinstance(value, bool):
@@ -108,7 +109,17 @@ class Settings:
 
     @property
     def parallel_calls(self) -> int:
-        """How many examples are made at a time."""
+        """How many examples are made at a time.
+
+        Raises:
+            ValueError: none at a time.
+        """
+        if self.workers == 0:
+            raise ValueError(
+                "`workers` must be at least 1, or None, for as many as the cores want: only for data that Python code "
+                "makes (a PyDataset, a generator function, a PythonFunction) does 0 mean this process. Received: "
+                "workers=0."
+            )
         return self.workers or _LOADS_PER_CORE * available_cores()
 
     @property

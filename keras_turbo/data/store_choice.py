@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_turbo.data.batch_store import BatchStore, stored_spec
 from keras_turbo.data.disk_store import fits_on_disk, open_disk_store, private_disk_store
 from keras_turbo.data.example_store import (
     ExampleStore,
@@ -17,8 +18,11 @@ from keras_turbo.data.example_store import (
     why_not_storable,
 )
 from keras_turbo.data.fingerprint import function_fingerprint
+from keras_turbo.data.python_items import placeholder
 from keras_turbo.data.settings import Settings
+from keras_turbo.data.sources.python_source import PythonSource
 from keras_turbo.data.sources.source import Source
+from keras_turbo.data.sources.tf_dataset import TfDatasetSource
 from keras_turbo.data.stateless_random import random_ops_of
 from keras_turbo.data.user_functions import ElementFunction
 from keras_turbo.devices.free_memory import free_memory_bytes
@@ -32,10 +36,41 @@ def require_known_length(settings: Settings, source: Source) -> None:
     """
     if source.num_examples < 0:
         raise ValueError(
-            f"cache={settings.cache!r} needs to know how many examples there are, and the tf.data.Dataset has "
+            f"cache={settings.cache!r} needs to know how many examples there are, and {_name_of(source)} has "
             f"{'infinitely many' if source.num_examples == tf.data.INFINITE_CARDINALITY else 'an unknown number'}. "
-            "Apply tf.data.experimental.assert_cardinality to it, or use cache=False."
+            "Apply tf.data.experimental.assert_cardinality to a tf.data.Dataset, give data in Python as a PyDataset, "
+            "or use cache=False."
         )
+
+
+def _name_of(source: Source) -> str:
+    return source.is_called if isinstance(source, TfDatasetSource) else "the source"
+
+
+def python_store(
+    settings: Settings, source: PythonSource, map_fn: ElementFunction | None
+) -> ExampleStore | BatchStore | None:
+    """As `choose_store`, for examples that Python code makes, which may be batches; as it is, nothing is made here."""
+
+    def mapped() -> Any:
+        example = source.example()
+        return example if map_fn is None else map_fn(example)
+
+    if not source.form.are_batches:
+        return choose_store(settings, source, map_fn, lambda position: mapped())
+    if settings.cache is False:
+        return None
+    spec = tf.data.Dataset.range(1).map(lambda position: mapped()).element_spec
+    if any(not leaf.shape.rank for leaf in tf.nest.flatten(spec)):
+        raise ValueError(f"cache={settings.cache!r} keeps rows of batches, and map_fn gives something without rows.")
+    kept = stored_spec(spec, source.most_rows)
+
+    def stored(position: tf.Tensor) -> Any:  # noqa: ARG001 (all batches are stored alike)
+        mapped()  # what is random in it is looked for
+        return tf.nest.map_structure(lambda leaf: placeholder(tuple(leaf.shape), leaf.dtype), kept)
+
+    store = choose_store(settings, source, map_fn, stored)
+    return None if store is None else BatchStore(store, spec)
 
 
 def choose_store(

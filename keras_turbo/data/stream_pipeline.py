@@ -35,14 +35,14 @@ def stream_dataset(
         # What comes before is read, since nothing else tells where it ends, and neither mapped nor augmented.
         num_skipped = first_batch * (batch_size or 1)
         seed_of_epoch = tf.stack([tf.constant(seed, tf.int64), epoch if reshuffle_each_epoch else tf.zeros_like(epoch)])
-        elements = source.dataset
+        shuffle_seed = None
         if shuffle:
             shuffle_seed = tf.random.stateless_uniform(
                 [], seed_of_epoch, minval=1, maxval=tf.int64.max, dtype=tf.int64, alg="philox"
             )
-            elements = source.shuffled(shuffle_seed)
+        elements = source.epoch_elements(epoch, shuffle_seed, num_skipped, seed)
         if map_fn is None and augment_fn is None:
-            return elements.skip(num_skipped)
+            return elements
 
         def one(ordinal: tf.Tensor, element: Any) -> Any:
             if map_fn is not None:
@@ -52,8 +52,7 @@ def stream_dataset(
                 element = augment_fn(element, tf.random.experimental.stateless_fold_in(example_seed, ordinal))
             return element
 
-        numbered = elements.enumerate().skip(num_skipped)
-        return numbered.map(one, num_parallel_calls=parallel_calls, deterministic=True)
+        return elements.enumerate(num_skipped).map(one, num_parallel_calls=parallel_calls, deterministic=True)
 
     elements = tf.data.Dataset.from_tensors(0).flat_map(epoch_of)
     if source.num_examples != tf.data.UNKNOWN_CARDINALITY:

@@ -65,16 +65,31 @@ class ElementFunction:
             # A layer's other arguments (training, mask) are not parts of an example. Random layers act in training.
             result = self.function(x, **({"training": True} if self._layer_has_training_argument else {}))
             return (result, *others) if isinstance(element, tuple) else result
-        wants_x_alone = len(parts) > 1 and _needs_one_argument(self.function, keywords)
-        if not wants_x_alone and _accepts(self.function, len(parts), keywords):
+        if self.takes_all(len(parts), keywords, expects_seed=seed is not None):
             return _with_tuples(self.function(*parts, **keywords))
+        return (_with_tuples(self.function(x, **keywords)), *others)
+
+    def takes_all(self, num_parts: int, keywords: dict[str, Any], *, expects_seed: bool) -> bool:
+        """Whether the function is given all parts of an element, and not `x` alone.
+
+        Args:
+            num_parts: how many parts elements have.
+            keywords: what else it is given.
+            expects_seed: whether it may have a parameter named `seed`.
+
+        Raises:
+            TypeError: it takes neither that many arguments nor one.
+        """
+        wants_x_alone = num_parts > 1 and _needs_one_argument(self.function, keywords)
+        if not wants_x_alone and _accepts(self.function, num_parts, keywords):
+            return True
         if _accepts(self.function, 1, keywords):
-            return (_with_tuples(self.function(x, **keywords)), *others)
+            return False
         on_top = f"a parameter named `{SEED_ARGUMENT}` may come on top"
         no_seed = f"a parameter named `{SEED_ARGUMENT}` needs a default, since what is random belongs in `augment_fn`"
         raise TypeError(
-            f"`{self.argument}` ({self.name}) must take either {len(parts)} positional arguments, one for each part of "
-            f"an example (x, y, ...), or one, which is given x alone; {no_seed if seed is None else on_top}. Its "
+            f"`{self.argument}` ({self.name}) must take either {num_parts} positional arguments, one for each part of "
+            f"an example (x, y, ...), or one, which is given x alone; {on_top if expects_seed else no_seed}. Its "
             f"signature is {self.name}{inspect.signature(self.function)}."
         )
 

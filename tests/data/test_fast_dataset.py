@@ -616,7 +616,7 @@ class TestRefusals:
             FastDataset.from_image_folder(images, bathc_size=3)
 
     def test_a_python_generator(self):
-        with pytest.raises(TypeError, match="from_generator"):
+        with pytest.raises(TypeError, match="Give the function that makes it"):
             FastDataset(iter([1, 2]))
 
 

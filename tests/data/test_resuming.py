@@ -252,10 +252,11 @@ def test_in_fit(tuned):
 
 @pytest.mark.parametrize(("epoch", "batch"), [(-1, 0), (0, -1), (True, 0), (0, 1.0), (None, 0), (0, "1")])
 def test_what_is_no_position(epoch, batch):
-    for dataset in (of_arrays(), of_arrays().repeat()):
+    epochs = of_arrays()
+    for dataset in (epochs, epochs.repeat()):
         with pytest.raises(ValueError, match="must be an integer from 0. Received: "):
             dataset.resume_at(epoch, batch)
-        assert dataset.epochs_begun == 0
+        assert epochs.epochs_begun == 0
 
 
 def test_what_decides_the_batches():

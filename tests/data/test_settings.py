@@ -22,7 +22,7 @@ def test_counts(name, value):
 
 @pytest.mark.parametrize("name", ["batch_size", "workers"])
 class TestBadCounts:
-    @pytest.mark.parametrize("value", [0, -1, np.int64(-5)])
+    @pytest.mark.parametrize("value", [-1, np.int64(-5)])
     def test_too_small(self, name, value):
         with pytest.raises(ValueError, match=rf"`{name}` must be at least 1, or None, .* Received: {name}={value}\."):
             Settings(**{name: value})
@@ -31,6 +31,14 @@ class TestBadCounts:
     def test_no_integers(self, name, value):
         with pytest.raises(TypeError, match=rf"`{name}` must be a positive integer, or None, .* Received: {name}="):
             Settings(**{name: value})
+
+
+def test_zero():
+    with pytest.raises(ValueError, match=r"`batch_size` must be at least 1, or None, .* Received: batch_size=0\."):
+        Settings(batch_size=0)
+    # This process itself, for data that Python code makes; nothing for what TensorFlow reads in threads.
+    with pytest.raises(ValueError, match=r"`workers` must be at least 1, or None, .* Received: workers=0\."):
+        _ = Settings(workers=0).parallel_calls
 
 
 @pytest.mark.parametrize("name", ["shuffle", "reshuffle_each_epoch", "drop_remainder"])

@@ -40,29 +40,7 @@ class ArraySource(Source):
     def __init__(
         self, x: Any, y: Any = None, sample_weight: Any = None, *, memory_maps_stay_on_disk: bool = True
     ) -> None:
-        if y is None and sample_weight is not None:
-            raise ValueError("`sample_weight` was given without `y`: weights belong to targets. Give `y` too.")
-        named_parts = {"x": x, "y": y, "sample_weight": sample_weight}
-        parts = {name: _as_tuples(part, name) for name, part in named_parts.items() if part is not None}
-        lengths = {}
-        leaves = []
-        for name, part in parts.items():
-            for leaf_name, leaf in _named_leaves(part, name):
-                array = _as_array(leaf, leaf_name, memory_maps_stay_on_disk)
-                lengths[leaf_name] = len(array)
-                leaves.append(array)
-        if not lengths:
-            raise ValueError(f"`x` holds no array. Received: x={x!r}.")
-        if len(set(lengths.values())) > 1:
-            listed = ", ".join(f"{name}: {length}" for name, length in lengths.items())
-            raise ValueError(f"All arrays must have the same number of examples (rows). Received {listed}.")
-        if not next(iter(lengths.values())):
-            raise ValueError("The arrays hold no example: their first axis has length 0.")
-        # x alone stays x, but a tuple x alone would be taken for (x, y).
-        if len(parts) > 1 or isinstance(parts["x"], tuple):
-            structure: Any = tuple(parts.values())
-        else:
-            structure = parts["x"]
+        structure, leaves = structured_arrays(x, y, sample_weight, memory_maps_stay_on_disk=memory_maps_stay_on_disk)
         self._structure = structure
         self._has_y = y is not None
         self._arrays = leaves
@@ -105,6 +83,36 @@ class ArraySource(Source):
                 hasher.update(np.ascontiguousarray(array[start : start + rows]).tobytes())
         # The data is part of the recipe: other arrays are other examples, not a newer state of these.
         return Identity(recipe={"kind": "arrays", "data": hasher.hexdigest()}, content=None)
+
+
+def structured_arrays(
+    x: Any, y: Any, sample_weight: Any, *, memory_maps_stay_on_disk: bool
+) -> tuple[Any, list[np.ndarray]]:
+    """The structure of `x`, `y` and `sample_weight` as elements have it, and its arrays; raises as `ArraySource`."""
+    if y is None and sample_weight is not None:
+        raise ValueError("`sample_weight` was given without `y`: weights belong to targets. Give `y` too.")
+    named_parts = {"x": x, "y": y, "sample_weight": sample_weight}
+    parts = {name: _as_tuples(part, name) for name, part in named_parts.items() if part is not None}
+    lengths = {}
+    leaves = []
+    for name, part in parts.items():
+        for leaf_name, leaf in _named_leaves(part, name):
+            array = _as_array(leaf, leaf_name, memory_maps_stay_on_disk)
+            lengths[leaf_name] = len(array)
+            leaves.append(array)
+    if not lengths:
+        raise ValueError(f"`x` holds no array. Received: x={x!r}.")
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{name}: {length}" for name, length in lengths.items())
+        raise ValueError(f"All arrays must have the same number of examples (rows). Received {listed}.")
+    if not next(iter(lengths.values())):
+        raise ValueError("The arrays hold no example: their first axis has length 0.")
+    # x alone stays x, but a tuple x alone would be taken for (x, y).
+    if len(parts) > 1 or isinstance(parts["x"], tuple):
+        structure: Any = tuple(parts.values())
+    else:
+        structure = parts["x"]
+    return structure, leaves
 
 
 def _as_tuples(part: Any, name: str) -> Any:

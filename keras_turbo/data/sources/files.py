@@ -13,6 +13,9 @@ import tensorflow as tf
 
 from keras_turbo.data.fingerprint import function_fingerprint
 from keras_turbo.data.labels import encode_labels, labels_of_paths
+from keras_turbo.data.python_function import PythonFunction
+from keras_turbo.data.settings import Settings
+from keras_turbo.data.sources.mapped_rows import MappedRowsSource
 from keras_turbo.data.sources.source import Identity, Source
 
 
@@ -96,7 +99,8 @@ def files_source(
     labels: Any,
     label_mode: str,
     class_names: Sequence[str] | None,
-) -> tuple[FileSource, list[str] | None]:
+    settings: Settings,
+) -> tuple[FileSource | MappedRowsSource, list[str] | None]:
     """The source of `FastDataset.from_files`, and its class names."""
     if not callable(load_fn):
         raise TypeError(f"`load_fn` must be a function of a path. Received: {load_fn!r}.")
@@ -104,6 +108,12 @@ def files_source(
     encoded = numbers = names = None
     if labels is not None:
         encoded, numbers, names = encode_labels(labels_of_paths(labels, paths), label_mode, class_names)
+    if isinstance(load_fn, PythonFunction):
+        rows: tuple[Any, list[np.ndarray]] = (("leaf",), [np.asarray(paths, object)])
+        if encoded is not None:
+            rows = (("tuple", (("leaf",), ("leaf",))), [*rows[1], encoded])
+        known = encoded if numbers is None else numbers
+        return MappedRowsSource(rows, load_fn, "load_fn", settings, paths=paths, labels=known), names
 
     def recipe() -> Any:
         digest = function_fingerprint(load_fn, [tf.TensorSpec([], tf.string)])

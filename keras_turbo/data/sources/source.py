@@ -30,10 +30,14 @@ class Source(abc.ABC):
     is_random: bool = False
     #: Whether a single example can fail to load (a damaged file).
     can_fail: bool = False
+    #: Whether its stages can be told apart and measured.
+    can_be_measured: bool = True
     #: What a report calls `load`.
     loading_is_called: str = "load"
     #: Whether `gather` gives whole batches from memory, so that neither a store nor parallel calls have a use.
     in_memory: bool = False
+    #: Whether examples can also be made many at a time, by `make_rows`, where nothing is done to a single one.
+    makes_rows: bool = False
 
     @property
     @abc.abstractmethod
@@ -52,6 +56,36 @@ class Source(abc.ABC):
     def gather(self, positions: tf.Tensor) -> Any:
         """Graph code: the examples at some positions (int64, any shape), for sources that are `in_memory`."""
         raise TypeError(f"{type(self).__name__} has no examples in memory to gather.")
+
+    @property
+    def rows_at_once(self) -> int | None:
+        """How many examples `read_rows` and `make_rows` shall get at a time; None where a source has neither."""
+        return None
+
+    def read_rows(self, positions: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Graph code: what `load_row` needs of the examples at some positions (int64 vector), with a first axis."""
+        raise TypeError(f"{type(self).__name__} has examples one by one.")
+
+    def load_row(self, row: Any, seed: tf.Tensor) -> Any:
+        """Graph code: an example as `load` gives it, of one row of what `read_rows` gave."""
+        raise TypeError(f"{type(self).__name__} has examples one by one.")
+
+    def make_rows(self, chunks: tf.data.Dataset, parallel_calls: int) -> tf.data.Dataset:
+        """Examples of chunks of positions.
+
+        Args:
+            chunks: dicts of vectors, one of them "position".
+            parallel_calls: how many chunks to work at.
+
+        Returns:
+            The same dicts with "out", the examples. Rows whose example fails are left out of all vectors; a chunk may
+            also fail whole.
+        """
+        raise TypeError(f"{type(self).__name__} has examples one by one.")
+
+    def finish(self, batches: tf.data.Dataset, parallel_calls: int) -> tf.data.Dataset:
+        """What is still to be done to batches of "out" before anybody sees them."""
+        return batches
 
     @abc.abstractmethod
     def describe(self, position: int) -> str:

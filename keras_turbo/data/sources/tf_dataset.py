@@ -27,12 +27,19 @@ class TfDatasetSource(Source):
     """The elements of a `tf.data.Dataset`, with positions in its own order once they are in a store.
 
     Args:
-        dataset: elements are examples (or, with `batch_size=None`, whatever shall reach the model).
+        dataset: elements are examples (or, with `batch_size=None`, whatever shall reach the model). None for a subclass
+            that makes them in `epoch_elements`.
         num_examples: its cardinality; negative where unknown or infinite.
     """
 
-    def __init__(self, dataset: tf.data.Dataset, num_examples: int) -> None:
-        self.dataset = dataset
+    can_be_measured = False
+    #: What errors call it.
+    is_called = "a tf.data.Dataset"
+    #: Whether an epoch can begin in its middle without reading what comes before.
+    can_seek = False
+
+    def __init__(self, dataset: Any, num_examples: int) -> None:
+        self.dataset: tf.data.Dataset = dataset
         self._num_examples = num_examples
 
     @property
@@ -79,11 +86,30 @@ class TfDatasetSource(Source):
                 f"its cardinality() says {store.num_examples}. Correct it with tf.data.experimental.assert_cardinality."
             )
 
-    def shuffled(self, seed: tf.Tensor) -> tf.data.Dataset:
-        """Graph code: the dataset shuffled through a buffer by a seed (int64 scalar), for one epoch."""
-        return self.dataset.shuffle(
+    @property
+    def element_spec(self) -> Any:
+        """Structure of `tf.TensorSpec`s of an element."""
+        return self.dataset.element_spec
+
+    def epoch_elements(
+        self, epoch: tf.Tensor, shuffle_seed: tf.Tensor | None, num_skipped: tf.Tensor, seed: int
+    ) -> tf.data.Dataset:
+        """Graph code: the elements of one epoch.
+
+        Args:
+            epoch: its number, int64 scalar.
+            shuffle_seed: int64 scalar; None for the order of the source.
+            num_skipped: how many elements are left out in the beginning, int64 scalar.
+            seed: that of the dataset, of which what is random in it shall be a function.
+        """
+        elements = self.dataset if shuffle_seed is None else self.buffered_shuffle(self.dataset, shuffle_seed)
+        return elements.skip(num_skipped)
+
+    def buffered_shuffle(self, elements: tf.data.Dataset, shuffle_seed: tf.Tensor) -> tf.data.Dataset:
+        """Graph code: elements shuffled through a buffer by a seed (int64 scalar), for one epoch."""
+        return elements.shuffle(
             self.shuffle_buffer_size,
-            seed=seed,  # pyright: ignore[reportArgumentType] (a tensor does, in a graph)
+            seed=shuffle_seed,  # pyright: ignore[reportArgumentType] (a tensor does, in a graph)
             reshuffle_each_iteration=False,
         )
 
@@ -91,9 +117,9 @@ class TfDatasetSource(Source):
     def shuffle_buffer_size(self) -> int:
         """Elements that the buffered shuffle holds."""
         size = _LARGEST_SHUFFLE_BUFFER if self._num_examples < 0 else min(self._num_examples, _LARGEST_SHUFFLE_BUFFER)
-        if why_not_storable(self.dataset.element_spec) is None:
+        if why_not_storable(self.element_spec) is None:
             budget = _SHUFFLE_BUFFER_SHARE * free_memory_bytes()
-            size = min(size, int(budget / max(1, bytes_per_example(self.dataset.element_spec))))
+            size = min(size, int(budget / max(1, bytes_per_example(self.element_spec))))
         return max(size, 1)
 
     def warn_of_buffered_shuffle(self) -> None:
@@ -102,7 +128,7 @@ class TfDatasetSource(Source):
         if 0 <= self._num_examples <= size:
             return
         warnings.warn(
-            f"shuffle=True of a tf.data.Dataset without a store mixes {size} neighbouring elements at a time. For a "
+            f"shuffle=True of {self.is_called} without a store mixes {size} neighbouring elements at a time. For a "
             "full shuffle give cache='memory' or cache='disk', or build the FastDataset from arrays or files.",
             stacklevel=4,
         )

@@ -1,0 +1,136 @@
+"""Writing TFRecord files: from any FastDataset, and from folders of images.
+
+`python -m keras_turbo convert` is `convert_images` for the command line.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import pathlib
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+from keras_turbo.data.conversion.image_conversion import ConversionError, convert_images
+from keras_turbo.data.conversion.rows import element_of, rows_of
+from keras_turbo.data.conversion.shard_file import only_writer, open_writer, put_in_place, remove_folder, shard_name
+from keras_turbo.data.fast_dataset import FastDataset
+from keras_turbo.data.records.manifest import MANIFEST_NAME, Leaf, Manifest, leaves_of
+from keras_turbo.data.records.unpacking import check_compression
+from keras_turbo.data.settings import check_count
+from keras_turbo.progress import progress_bar
+
+__all__ = ["ConversionError", "convert_images", "write_tfrecords"]
+
+_WRITING_FOLDER = ".writing"
+
+
+def write_tfrecords(
+    dataset: FastDataset,
+    out: str | os.PathLike,
+    *,
+    shards: int = 1,
+    compression: str | None = None,
+) -> Manifest:
+    """Writes one epoch of a dataset to TFRecord files, from which `FastDataset.from_tfrecord(out)` gives it again.
+
+    What comes back is equal to the byte: structure, types, shapes, order and class names. Examples are written as they
+    leave `map_fn` and `augment_fn`, one a record, whatever the batches. They are dealt out to the files in turn, so
+    that files are of equal length, and each is a fair sample.
+
+    Example:
+
+    ```python
+    prepared = FastDataset(x, y, map_fn=expensive)
+    write_tfrecords(prepared, "prepared", shards=8)
+    train = FastDataset.from_tfrecord("prepared", shuffle=True)
+    ```
+
+    Args:
+        dataset: a FastDataset. Its count of epochs is afterwards as before.
+        out: folder, made if missing. Files appear in it when all are written.
+        shards: number of files. Default 1.
+        compression: None (default), "GZIP" or "ZLIB". Compressed files are unpacked once wherever they are read.
+
+    Returns:
+        What `manifest.json` in the folder says: files with their numbers of examples, the structure of an element.
+
+    Raises:
+        TypeError: no FastDataset, or a tensor that can't be written.
+        ValueError: an endless dataset, or an empty one.
+        FileExistsError: the folder has records, or another process is writing there.
+    """
+    if not isinstance(dataset, FastDataset):
+        raise TypeError(f"`dataset` must be a FastDataset. Received: {type(dataset).__name__}. FastDataset(it) is one.")
+    if shards is None or isinstance(shards, bool):
+        raise TypeError(f"`shards` must be a number of files. Received: {shards!r}.")
+    check_count("shards", shards, "leave it out for 1")
+    check_compression(compression)
+    if int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
+        raise ValueError("An endless dataset can't be written: apply .take() to the tf.data.Dataset that it is of.")
+    is_batched = dataset.order_settings["batch_size"] is not None
+    element = element_of(dataset.element_spec, is_batched)
+    folder = pathlib.Path(os.fspath(out))
+    if (folder / MANIFEST_NAME).exists():
+        raise FileExistsError(f"{str(folder)!r} has records already. Give another folder, or remove that one.")
+    writing = folder / _WRITING_FOLDER
+    with only_writer(writing):
+        for leftover in writing.glob("*.tfrecord"):  # of a process that was killed
+            leftover.unlink()
+        try:
+            names = [shard_name(index, shards) for index in range(shards)]
+            paths, leaves = [writing / name for name in names], leaves_of(element)
+            with _same_epoch_after(dataset):
+                counts = _write(dataset, paths, leaves, is_batched, compression)
+            for name in names:
+                put_in_place(writing / name, folder / name)
+            manifest = Manifest(
+                files=dict(zip(names, counts, strict=True)),
+                element=element,
+                compression=compression or "",
+                interleave=shards,
+                class_names=dataset.class_names,
+                label=_label(element),
+                options={"made_by": "write_tfrecords"},
+                skipped=[[example.path, example.reason] for example in dataset.skipped],
+            )
+            manifest.save(folder)
+        finally:
+            remove_folder(writing)
+    return manifest
+
+
+@contextmanager
+def _same_epoch_after(dataset: FastDataset) -> Iterator[None]:
+    """Puts the number of epochs back, so that training goes on with the one that would have come."""
+    before = dataset.epochs_begun
+    try:
+        yield
+    finally:
+        dataset.epochs_begun = before
+
+
+def _write(
+    dataset: FastDataset, paths: list[pathlib.Path], leaves: list[Leaf], is_batched: bool, compression: str | None
+) -> list[int]:
+    """Deals the examples of one epoch out to files, and gives the number in each."""
+    written = 0
+    with ExitStack() as stack:
+        writers = [stack.enter_context(open_writer(path, compression or "")) for path in paths]
+        advance = stack.enter_context(progress_bar("Writing TFRecords", max(0, int(dataset.cardinality()))))
+        for element in dataset:
+            for row in rows_of(element, leaves, is_batched):
+                writers[written % len(writers)].write(row)
+                written += 1
+            advance(1)
+    if not written:
+        raise ValueError("The dataset gave no example, so that there is nothing to write.")
+    return [math.ceil((written - index) / len(paths)) for index in range(len(paths))]
+
+
+def _label(element: Any) -> str | None:
+    y = element[1] if isinstance(element, tuple) and len(element) > 1 else None
+    return y.feature if isinstance(y, Leaf) else None

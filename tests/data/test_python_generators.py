@@ -1,0 +1,231 @@
+"""FastDataset over generator functions, and over Python functions of rows and files."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import itertools
+import os
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_turbo import FastDataset
+from keras_turbo.data.python_function import PythonFunction
+from tests.data import python_data
+
+HERE_AND_IN_WORKERS = pytest.mark.parametrize("workers", [0, 1])
+
+
+@pytest.fixture(autouse=True)
+def collected():
+    """Processes go with the dataset, which an exception may hold in a circle."""
+    yield
+    gc.collect()
+
+
+@HERE_AND_IN_WORKERS
+class TestGenerators:
+    def test_items_are_examples_that_are_batched(self, workers):
+        dataset = FastDataset(python_data.seventy, workers=workers, batch_size=16)
+        assert dataset.element_spec == (tf.TensorSpec([None, 2], tf.float32), tf.TensorSpec([None], tf.int64))
+        for _ in range(2):
+            got = [(x.numpy(), y.numpy()) for x, y in dataset]
+            assert [len(x) for x, _ in got] == [16] * 4 + [6]
+            numbers = np.concatenate([x[:, 0] for x, _ in got])
+            np.testing.assert_array_equal(numbers, np.arange(70))
+            np.testing.assert_array_equal(np.concatenate([y for _, y in got]), np.arange(70) % 3)
+
+    def test_without_batch_size_they_pass_as_they_are(self, workers):
+        dataset = FastDataset(python_data.batches, workers=workers, batch_size=None)
+        assert [(batch.shape.as_list(), float(batch[0, 0])) for batch in dataset] == [
+            ([number + 1, 2], number) for number in range(5)
+        ]
+
+    def test_an_endless_one(self, workers):
+        dataset = FastDataset(python_data.endless, workers=workers, batch_size=4)
+        for _ in range(3):
+            assert [int(batch[0, 0]) for batch in dataset.take(3)] == [0, 4, 8]
+
+    def test_one_that_fails_at_item_1000(self, workers):
+        seen = []
+
+        def read():
+            for batch in FastDataset(python_data.failing_at_1000, workers=workers, batch_size=8):
+                seen.extend(batch[:, 0].numpy().astype(int).tolist())
+
+        with pytest.raises(
+            tf.errors.InvalidArgumentError, match="(?s)item 1000 of failing_at_1000: LookupError.*raise LookupError"
+        ):
+            read()
+        assert seen == [*range(1000)]
+
+    def test_map_fn_augment_fn_and_shuffle(self, workers):
+        def epochs(seed):
+            dataset = FastDataset(
+                python_data.seventy,
+                workers=workers,
+                batch_size=35,
+                shuffle=True,
+                seed=seed,
+                map_fn=lambda x: x[:1] * 10,
+                augment_fn=lambda x, y, seed: (x + tf.random.stateless_uniform([1], seed), y),
+            )
+            return [np.concatenate([x[:, 0].numpy() for x, _ in dataset]).tolist() for _ in range(2)]
+
+        with pytest.warns(UserWarning, match="shuffle=True of a generator"):
+            first, second = epochs(4)
+        with pytest.warns(UserWarning, match="shuffle=True of a generator"):
+            again = epochs(4)
+        assert again == [first, second]
+        assert first != second
+        assert sorted(int(number) // 10 for number in first) == [*range(70)]
+
+    @pytest.mark.parametrize("batch_size", [16, None])
+    def test_resume_at(self, workers, batch_size):
+        dataset = FastDataset(python_data.seventy, workers=workers, batch_size=batch_size)
+        whole = [x.numpy().tolist() for x, _ in dataset]
+        with pytest.warns(UserWarning, match="reads 3 batches"):
+            dataset.resume_at(1, 3)
+        assert [x.numpy().tolist() for x, _ in dataset] == whole[3:]
+
+    def test_one_without_an_item(self, workers):
+        with pytest.raises(ValueError, match="empty gave no item"):
+            FastDataset(python_data.empty, workers=workers)
+
+    def test_parts_in_several_processes_make_the_whole(self, workers):
+        dataset = FastDataset(python_data.dealt_out, workers=workers * 3, batch_size=None)
+        assert dataset.workers == workers * 3
+        assert [int(batch[0, 0]) for batch in dataset] == [*range(20)]
+
+
+def test_random_numbers_of_a_generator_are_by_seed_and_epoch():
+    def epochs(seed):
+        dataset = FastDataset(python_data.noisy, workers=1, batch_size=4, seed=seed)
+        return [[batch.numpy().tolist() for batch in dataset] for _ in range(2)]
+
+    first = epochs(1)
+    assert epochs(1) == first
+    assert first[0] != first[1]
+    assert epochs(2) != first
+
+
+def test_a_generator_that_can_not_be_dealt_out_takes_one_process():
+    assert FastDataset(python_data.seventy, workers=4).workers == 1
+
+
+class TestArgumentsOfGenerators:
+    @pytest.mark.parametrize("iterator", [python_data.seventy(), iter([1, 2]), itertools.count()])
+    def test_an_iterator_is_refused_with_the_remedy(self, iterator):
+        with pytest.raises(TypeError, match="which can be read once only. Give the function that makes it"):
+            FastDataset(iterator)
+
+    def test_required_parameters(self):
+        with pytest.raises(TypeError, match=r"without required parameters.*doubled\(x\).*functools.partial"):
+            FastDataset(python_data.doubled)
+        numbers = FastDataset(functools.partial(python_data.dealt_out, num_shards=1, shard_index=0), workers=0)
+        assert len(list(numbers)) == 1
+
+    def test_a_lambda_in_workers(self):
+        with pytest.raises(TypeError, match="can't be sent to worker processes.*no lambda"):
+            FastDataset(lambda: iter([1.0]), workers=1)
+        assert float(next(iter(FastDataset(lambda: iter([1.0]), workers=0)))[0]) == 1
+
+    def test_cache(self):
+        with pytest.raises(ValueError, match="a generator has an unknown number.*PyDataset"):
+            FastDataset(python_data.seventy, cache="memory")
+
+    def test_skip(self):
+        with pytest.raises(ValueError, match="a generator can only be read from its beginning"):
+            FastDataset(python_data.seventy, on_error="skip")
+
+    def test_shard(self):
+        with pytest.raises(ValueError, match="a generator function can give a part by itself"):
+            FastDataset(python_data.seventy, workers=0).shard(2, 0)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+class TestPythonFunctions:
+    def numbers(self, dataset):
+        return [int(x) for batch in dataset for x in np.ravel(batch[0] if isinstance(batch, tuple) else batch)]
+
+    def test_of_x_alone(self, workers):
+        x, y = np.arange(50.0).reshape(50, 1), np.arange(50)
+        dataset = FastDataset(
+            x, y, map_fn=PythonFunction(python_data.doubled), workers=workers, batch_size=8, shuffle=True, seed=3
+        )
+        plain = FastDataset(x * 2, y, batch_size=8, shuffle=True, seed=3)
+        assert dataset.stored_in == "memory"
+        for _ in range(3):
+            for (got_x, got_y), (want_x, want_y) in zip(dataset, plain, strict=True):
+                np.testing.assert_array_equal(got_x, want_x)
+                np.testing.assert_array_equal(got_y, want_y)
+
+    def test_of_x_and_y(self, workers):
+        x, y = np.arange(20.0).reshape(10, 2), np.arange(10)
+        dataset = FastDataset(
+            x, y, map_fn=PythonFunction(python_data.summed), workers=workers, batch_size=4, cache=False
+        )
+        assert np.concatenate([x for x, _ in dataset]).tolist() == [[4 * k + 1, k] for k in range(10)]
+        assert dataset.labels.tolist() == [*range(10)]
+        dataset.resume_at(0, 1)
+        assert np.concatenate([y for _, y in dataset]).tolist() == [*range(4, 10)]
+        parts = [np.concatenate([y for _, y in dataset.shard(2, index)]).tolist() for index in range(2)]
+        assert parts == [[0, 2, 4, 6, 8], [1, 3, 5, 7, 9]]
+
+    def test_results_of_different_shapes_pass_one_by_one(self, workers):
+        dataset = FastDataset(
+            np.arange(7.0).reshape(7, 1),
+            map_fn=PythonFunction(python_data.of_other_shape),
+            workers=workers,
+            batch_size=None,
+        )
+        assert [len(x) for x in dataset] == [1, 2, 3, 1, 2, 3, 1]
+
+    def test_failures(self, workers):
+        x = np.arange(40.0).reshape(40, 1)
+        function = PythonFunction(python_data.failing_on_seven)
+        with pytest.raises(
+            tf.errors.InvalidArgumentError, match="(?s)the example at index 7: ZeroDivisionError: seven"
+        ):
+            list(FastDataset(x, map_fn=function, workers=workers, batch_size=4))
+        dataset = FastDataset(x, map_fn=function, workers=workers, batch_size=4, on_error="skip")
+        with pytest.warns(UserWarning, match="index 7"):
+            first = self.numbers(dataset)
+        expected = [number for number in range(40) if number != 7]
+        assert first == expected
+        assert self.numbers(dataset) == expected
+        assert int(dataset.cardinality()) == 10
+
+    def test_of_files(self, workers, tmp_path):
+        for number in range(5):
+            (tmp_path / f"ä {number}.bin").write_bytes(b"x" * number)
+        dataset = FastDataset.from_files(
+            f"{tmp_path}/*.bin",
+            PythonFunction(python_data.length_of_file),
+            labels=lambda path: os.path.basename(path)[2],
+            label_mode="int",
+            workers=workers,
+            batch_size=2,
+        )
+        assert dataset.class_names == ["0", "1", "2", "3", "4"]
+        assert [os.path.basename(path) for path in dataset.file_paths] == [f"ä {number}.bin" for number in range(5)]
+        got = [(x.numpy().tolist(), y.numpy().tolist()) for x, y in dataset]
+        assert got == [([[0], [1]], [0, 1]), ([[2], [3]], [2, 3]), ([[4]], [4])]
+        assert dataset.labels.tolist() == [0, 1, 2, 3, 4]
+
+
+class TestArgumentsOfPythonFunctions:
+    def test_no_function(self):
+        with pytest.raises(TypeError, match="PythonFunction takes a function"):
+            PythonFunction(3)
+
+    def test_wrong_number_of_arguments(self):
+        with pytest.raises(TypeError, match="must take either 1 positional arguments"):
+            FastDataset(np.zeros((3, 1)), map_fn=PythonFunction(python_data.summed), workers=0)
+
+    @pytest.mark.parametrize("x", [tf.data.Dataset.range(3), python_data.seventy, python_data.Sequence()])
+    def test_of_other_sources(self, x):
+        with pytest.raises(TypeError, match="A PythonFunction as `map_fn` is for arrays"):
+            FastDataset(x, map_fn=PythonFunction(python_data.doubled))
