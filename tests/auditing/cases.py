@@ -74,7 +74,7 @@ def compiled(built: keras.Model) -> keras.Model:
     return built
 
 
-def step_ms(fitted: keras.Model, data: object, *, epochs: int = 3) -> float:
+def step_ms(fitted: keras.Model, data: object, *, epochs: int = 2) -> float:
     """Milliseconds a step of stock `fit` in the best epoch after the first, as anybody would measure them."""
 
     class Clock(keras.callbacks.Callback):

@@ -80,7 +80,7 @@ def state_of(trained: keras.Model) -> list:
     [
         ("FastDataset", True, tuple(REMEDIES)),
         ("tf.data", False, ("cache", "workers", "multi-step")),
-        ("arrays", False, ("FastDataset", "mixed precision", "larger batch")),
+        ("arrays", False, ("FastDataset", "larger batch")),
     ],
 )
 def test_training_goes_on_as_without_it(kind, is_fitted, remedies):

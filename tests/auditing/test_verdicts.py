@@ -61,10 +61,10 @@ def test_a_sleep_in_the_input_is_input_bound_and_a_cache_gains_what_it_was_said_
 class SleepyDataset(keras.utils.PyDataset):
     def __init__(self, **options):
         super().__init__(**options)
-        self.x, self.y = examples(64)
+        self.x, self.y = examples(32)
 
     def __len__(self):
-        return 16
+        return 8
 
     def __getitem__(self, index):
         time.sleep(0.09)
@@ -111,7 +111,7 @@ def test_a_model_that_computes_is_promised_nothing():
 
 
 def test_a_large_model_is_compute_bound_and_faster_input_promises_nothing():
-    layers = [keras.layers.Dense(2048, activation="relu") for _ in range(3)]
+    layers = [keras.layers.Dense(2048, activation="relu") for _ in range(2)]
     large = compiled(keras.Sequential([keras.Input([1024]), *layers, keras.layers.Dense(CLASSES)]))
     random = np.random.default_rng(1)
     x = random.normal(size=(1024, 1024)).astype("float32")
