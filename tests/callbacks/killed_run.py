@@ -30,7 +30,8 @@ def train(name: str, directory: Path, result: Path, options: dict[str, Any], sec
         directory: of the checkpoints.
         result: where the outcome is written.
         options: of AsyncCheckpoint.
-        seconds: how long after the first step SIGKILL comes, at most; None for never.
+        seconds: how long after the first step SIGKILL comes, at most; None for never. A run that has no step left to
+            do ends.
         seed: of the moment.
     """
     import keras
@@ -41,18 +42,25 @@ def train(name: str, directory: Path, result: Path, options: dict[str, Any], sec
 
     moment = None if seconds is None else random.Random(seed).uniform(0, seconds)
 
+    begun = False
+
     def kill() -> None:
         time.sleep(moment or 0)
         os.kill(os.getpid(), signal.SIGKILL)
 
     def after_step(batch: int, logs: Any) -> None:
-        if moment is not None and not any(thread.name == "killer" for thread in threading.enumerate()):
-            threading.Thread(target=kill, name="killer", daemon=True).start()
+        nonlocal begun
+        if moment is not None and not begun:
+            begun = True
+            threading.Thread(target=kill, daemon=True).start()
 
     beginning: Any = keras.callbacks.LambdaCallback(on_train_batch_end=after_step)
     beginning.needs_every_batch = False
     run = make(name)
     history = fit(run, [AsyncCheckpoint(directory, **options), beginning])
+    if begun:
+        # This machine was done before: the kill comes after the end.
+        signal.pause()
     np.savez(result, **outcome(run, history))
 
 

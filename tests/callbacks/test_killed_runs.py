@@ -31,24 +31,28 @@ def run_to_its_end(name: str, directory: Path, options: dict[str, Any]) -> dict[
 def kill_and_compare(name: str, tmp_path: Path, kills: int, seconds: float) -> None:
     options = {"save_freq": 1, "max_to_keep": None}
     directory = tmp_path / "killed"
+    lasts = []
     for seed in range(kills):
         before = committed(directory)
         code = run_in_process(forkserver(), name, directory, tmp_path / "none.npz", options, seconds, seed)
-        assert code == -signal.SIGKILL
         after = committed(directory)
+        assert code == -signal.SIGKILL or after == before, "it was not killed, and had steps to do"
+        lasts.append(max(after, default=""))
         assert before <= after
         newest = keras_turbo.checkpoint.latest(directory)
         # A kill before the first one leaves none.
         assert newest == (directory / max(after) if after else None)
     found = run_to_its_end(name, directory, options)
+    # Else this machine is so fast that every kill came after the end.
+    assert min(lasts) < max(committed(directory))
     assert all(health.ok for health in keras_turbo.checkpoint.verify(directory))
     assert not [path.name for path in directory.iterdir() if not path.name.startswith(("step-", ".lock"))]
     assert_same_outcome(found, run_to_its_end(name, tmp_path / "whole", {"save_freq": "epoch"}))
 
 
-@pytest.mark.parametrize("name", ["dropout_and_batch_normalization", "tuned_graph_loop"])
-def test_killed_twice(name, tmp_path):
-    kill_and_compare(name, tmp_path, kills=2, seconds=0.3)
+@pytest.mark.parametrize(("name", "seconds"), [("dropout_and_batch_normalization", 0.3), ("tuned_graph_loop", 0.03)])
+def test_killed_twice(name, seconds, tmp_path):
+    kill_and_compare(name, tmp_path, kills=2, seconds=seconds)
 
 
 @pytest.mark.slow
