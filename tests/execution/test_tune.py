@@ -141,7 +141,7 @@ def test_settings_that_fail_are_listed_with_the_reason():
 
     model = compiled(keras.Sequential([keras.Input([8]), NotForXla(), keras.layers.Dense(CLASSES)]))
     before = variables_of(model)
-    report = tune(model, batches(40), budget_seconds=8)
+    report = tune(model, batches(40), budget_seconds=20)
     failed = [each for each in report.candidates if each.failed is not None]
     assert {each.setting.loop for each in failed} == {"xla", "graph"}
     assert all(each.setting.jit_compile and "PyFunc" in each.failed for each in failed)
