@@ -115,7 +115,7 @@ class DirectoryLock:
             if owner.get("host") == socket.gethostname():
                 if _runs(owner.get("pid")):
                     raise DirectoryInUseError(_in_use(self._location, owner))
-            elif time.time() - float(owner.get("time", 0)) < _FRESH_SECONDS:
+            elif _is_fresh(owner.get("time")):
                 self.contested = True
                 warnings.warn(
                     f"{_in_use(self._location, owner)} It may have ended since; if it has not, both will spoil each "
@@ -190,6 +190,13 @@ def _owner(content: bytes) -> dict[str, Any]:
 def _in_use(location: Location, owner: dict[str, Any]) -> str:
     who = f"process {owner.get('pid', '?')} on {owner.get('host', 'another machine')}"
     return f"{location.path} is used by another run: {who}. Give each run a directory of its own, or end that one."
+
+
+def _is_fresh(renewed: Any) -> bool:
+    """Whether a lock was renewed a short while ago. What is no time, or far in the future, vouches for no run."""
+    is_number = isinstance(renewed, (int, float)) and not isinstance(renewed, bool)
+    # Clocks of two machines differ a little, in either direction.
+    return is_number and abs(time.time() - renewed) < _FRESH_SECONDS
 
 
 def _runs(pid: Any) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -11,9 +10,6 @@ from typing import Any
 
 # A limit lets through what it saved up in this time: writes come in blocks, and a sleep for each would cost more.
 _BURST_SECONDS = 0.1
-# With 19, the weakest, a busy machine would hardly ever finish a save, and a thread that waits for its turn in the
-# middle of Python code keeps the interpreter's lock meanwhile.
-DEFAULT_NICENESS = 5
 
 
 class BackgroundWriter:
@@ -195,24 +191,3 @@ class RateLimit:
     def lift(self) -> None:
         """Ends the limit for good, now: for the last save of a process that is about to be killed."""
         self._lifted.set()
-
-
-def lower_priority(niceness: int = DEFAULT_NICENESS) -> bool:
-    """Makes the calling thread give way to the others of this process and of the machine. For a thread of one's own.
-
-    There is no way back without a privilege, so nothing of the caller's may be done in this thread later.
-
-    Args:
-        niceness: from 0 to 19, the weakest. Default: 5.
-
-    Returns:
-        Whether it did: only Linux has priorities of single threads.
-    """
-    if sys.platform != "linux":
-        return False
-    try:
-        # What Linux calls a process here is a thread.
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
-    except OSError:
-        return False
-    return True

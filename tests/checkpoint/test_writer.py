@@ -12,7 +12,7 @@ import time
 import pytest
 
 from keras_turbo.checkpoint import writer as writer_module
-from keras_turbo.checkpoint.writer import BackgroundWriter, RateLimit, lower_priority
+from keras_turbo.checkpoint.writer import BackgroundWriter, RateLimit
 
 
 class Recorded:
@@ -278,19 +278,3 @@ def test_no_limit():
 def test_bad_rates(rate):
     with pytest.raises(ValueError, match=f"megabytes a second, or None for no limit. Received: {rate!r}"):
         RateLimit(rate)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has priorities of single threads")
-def test_only_the_thread_itself_gives_way():
-    before = os.getpriority(os.PRIO_PROCESS, 0)
-    seen = []
-
-    def work():
-        seen.append(lower_priority(min(before + 3, 19)))
-        seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert seen == [True, min(before + 3, 19)]
-    assert os.getpriority(os.PRIO_PROCESS, 0) == before

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import warnings
 from pathlib import Path
 
 import keras
@@ -58,16 +57,6 @@ def epoch_of(dataset: tf.data.Dataset) -> tuple[list[float], list[int]]:
 
 def skipped_indices(dataset: FastDataset) -> list[int]:
     return [int(Path(example.path).stem) for example in dataset.skipped]
-
-
-@pytest.fixture
-def one_warning():
-    """Fails the test unless exactly one example was warned of."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        yield
-    messages = [str(warning.message) for warning in caught if "was left out" in str(warning.message)]
-    assert len(messages) == 1, messages
 
 
 DAMAGED = {

@@ -53,16 +53,6 @@ def dataset_of(pattern, **options) -> FastDataset:
     return FastDataset.from_tfrecord(pattern, FEATURES, **{**arguments, **options})
 
 
-@pytest.fixture
-def one_warning():
-    """Fails the test unless exactly one example was warned of."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        yield
-    messages = [str(warning.message) for warning in caught if "was left out" in str(warning.message)]
-    assert len(messages) == 1, messages
-
-
 def same(x: tf.Tensor) -> tf.Tensor:
     return x * 1
 
