@@ -120,6 +120,14 @@ def test_one_of_another_machine_is_told_and_its_files_are_let_be(directory):
             assert names_in(directory) == [".lock"]
 
 
+@pytest.mark.parametrize("renewed", ['"soon"', "null", "true", "1e300"])
+def test_a_lock_whose_time_is_none_is_of_no_living_run(directory, renewed):
+    write_lock(directory, f'{{"host": "elsewhere", "pid": 1, "time": {renewed}}}')
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        claim(directory).release()
+
+
 def test_a_save_says_that_the_run_is_alive(directory):
     with DirectoryLock(directory):
         write_lock(directory, "{}")
