@@ -22,7 +22,6 @@ class PipelineGraph:
         has_cache: whether something is cached.
         is_random: whether numbers are drawn at random, by operations of TensorFlow.
         shuffles: whether its order is random.
-        sequential_maps: how many maps run one call at a time.
         from_python: whether a Python generator is the source.
     """
 
@@ -30,7 +29,6 @@ class PipelineGraph:
     has_cache: bool
     is_random: bool
     shuffles: bool
-    sequential_maps: int
     from_python: bool
 
 
@@ -49,7 +47,6 @@ def pipeline_graph(dataset: tf.data.Dataset) -> PipelineGraph | None:
         has_cache=any(name.startswith("CacheDataset") for name in names),
         is_random=any("Random" in name and not name.endswith(("Dataset", "SeedGenerator")) for name in all_names),
         shuffles=any(name.startswith("Shuffle") for name in names),
-        sequential_maps=sum(node.op == "MapDataset" for node in graph.node),
         from_python="GeneratorDataset" in all_names,
     )
 

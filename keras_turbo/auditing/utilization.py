@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from keras_turbo.callbacks.hardware_figures import HardwareFigures
 from keras_turbo.devices.sampler import Sample, Subscription, subscribe
 
 # The phases in which the training runs as it is.
@@ -44,8 +45,8 @@ class Utilization:
         problem: why there are no figures of GPUs; None where nothing is wrong.
         baseline_cpu_percent: mean while the training ran as it is; None where unknown.
         baseline_gpu_percent: the same of each GPU.
-        throttled_percent: share of those samples in which a GPU's clock was held down; None without a GPU.
-        throttle_reasons: by what.
+        throttled_percent: share of those samples in which heat or power held a GPU's clock down; None without a GPU.
+        throttle_reasons: which of these.
     """
 
     seconds: tuple[float, ...]
@@ -106,7 +107,8 @@ class Recorder:
             if any(phase.begin_seconds <= at <= phase.end_seconds for phase in spans)
         ]
         gpus = next((sample.gpus for sample in samples if sample.gpus), ())
-        reasons = [{reason for gpu in sample.gpus for reason in gpu.throttle_reasons or ()} for sample in at_work]
+        baseline = HardwareFigures()
+        baseline.add(at_work)
         return Utilization(
             seconds=tuple(seconds),
             cpu_percent=tuple(sample.cpu.process_share_percent for sample in samples),
@@ -117,17 +119,8 @@ class Recorder:
             ),
             phases=tuple(self._phases),
             problem=self._subscription.problem,
-            baseline_cpu_percent=_mean(sample.cpu.process_share_percent for sample in at_work),
-            baseline_gpu_percent=tuple(
-                mean
-                for i in range(len(gpus))
-                if (mean := _mean(s.gpus[i].utilization_percent for s in at_work if i < len(s.gpus))) is not None
-            ),
-            throttled_percent=100 * sum(map(bool, reasons)) / len(reasons) if gpus and reasons else None,
-            throttle_reasons=tuple(sorted(set().union(*reasons))) if reasons else (),
+            baseline_cpu_percent=baseline.cpu_share_percent,
+            baseline_gpu_percent=baseline.gpu_utilization_percents,
+            throttled_percent=baseline.throttled_percent,
+            throttle_reasons=baseline.throttle_reasons,
         )
-
-
-def _mean(values: Any) -> float | None:
-    there = [value for value in values if value is not None]
-    return statistics.fmean(there) if there else None

@@ -20,14 +20,9 @@ _JOULES_PER_WH = 3600.0
 
 
 class HardwareFigures:
-    """Sums up samples, epoch by epoch, in bounded memory.
-
-    Attributes:
-        sees_gpus: whether a sample had a GPU in it.
-    """
+    """Sums up samples, epoch by epoch, in bounded memory."""
 
     def __init__(self) -> None:
-        self.sees_gpus = False
         self._latest: Any = None
         self._joules: dict[Any, float] = {}
         self._begin()
@@ -103,8 +98,6 @@ class HardwareFigures:
 
     def _add(self, sample: Any) -> None:
         self._samples += 1
-        if sample.gpus:
-            self.sees_gpus = True
         now = [self._add_gpu(gpu) for gpu in sample.gpus]
         together = _mean([value for value in now if value is not None])
         if together is not None:

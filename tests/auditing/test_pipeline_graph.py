@@ -15,7 +15,6 @@ def test_what_a_pipeline_is_made_of():
     graph = pipeline_graph(dataset)
     assert graph.stages == ("range", "shuffle", "map", "batch", "prefetch")
     assert graph.shuffles
-    assert graph.sequential_maps == 1
     assert not graph.is_random
     assert not graph.has_cache
     assert not graph.from_python
