@@ -29,9 +29,10 @@ def audit(
     """Measures why the training of a model is slow, and what each remedy would gain.
 
     On the user's own model and data, in stock `fit`: what a step takes, the input alone, the steps on batches that are
-    ready, many of them in one graph, the callbacks, and the use of GPUs and CPU meanwhile. Then it tries the remedies
-    that apply, in turns with the training as it is: a cache, workers, a `FastDataset`, uint8 images normalized in the
-    model, several steps in one execution, XLA, mixed precision, a larger batch. What gained nothing is not recommended.
+    ready, many of them in one graph, the callbacks, a save of `ModelCheckpoint` (into a temporary folder beside its
+    file), and the use of GPUs and CPU meanwhile. Then it tries the remedies that apply, in turns with the training as
+    it is: a cache, workers, a `FastDataset`, uint8 images normalized in the model, several steps in one execution, XLA,
+    mixed precision, a larger batch. What gained nothing is not recommended.
 
     Afterwards weights, the optimizer's variables, metrics, seeds, global random states, the position of the data, the
     train function and the setting of `tune` are as before. Callbacks run as in training, but for their hooks at the end

@@ -51,13 +51,13 @@ class UserCallbacks:
 
     Attributes:
         run: those that run.
-        left_out: class names of those that don't, since they save, restore or measure.
+        left_out: those that don't, since they save, restore or measure.
     """
 
     def __init__(self, callbacks: Any) -> None:
         given = each_callback(callbacks)
         self.run = [each for each in given if not _is_left_out(each)]
-        self.left_out = [type(each).__name__ for each in given if _is_left_out(each)]
+        self.left_out = [each for each in given if _is_left_out(each)]
         self._before = [dict(vars(each)) for each in self.run]
         self._contents = Contents(self._before)
 

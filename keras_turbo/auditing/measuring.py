@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from keras_turbo.auditing.bench import Bench
 from keras_turbo.auditing.callback_times import UserCallbacks
+from keras_turbo.auditing.checkpoint_times import CheckpointTimes, checkpoint_times
 from keras_turbo.auditing.fit_input import FitInput, held
 from keras_turbo.auditing.fit_runs import FitRuns, Reset
 from keras_turbo.auditing.input_alone import first_batches, input_ms
@@ -117,14 +118,14 @@ def audit_fit(
             current=current,
             recorder=recorder,
         )
-        _measure_parts(bench, remedies, advance)
+        saves = _measure_parts(bench, remedies, advance)
         if bench.parts is None:
             raise RuntimeError("The parts of a step were not measured.")
         utilization = recorder.so_far()
         figures = bench.parts.figures(
             steps_per_execution=max(model.steps_per_execution, current.steps_per_execution),
             reads_fast_dataset=data.kind == "FastDataset",
-            **utilization.figures(),
+            **utilization.figures(bench.parts.step_ms / bench.parts.whole_ms),
         )
         tried = []
         for name in remedies:
@@ -145,7 +146,7 @@ def audit_fit(
         pipeline=_pipeline(data),
         stages=stages,
         facts=_facts(bench, utilization),
-        notes=tuple(_notes(bench)),
+        notes=(*saves.notes, *_notes(bench, saves)),
         seconds=time.perf_counter() - start,
     )
 
@@ -179,7 +180,7 @@ def _looked_at(model: keras.Model, data: FitInput) -> tuple[Sample, TrainingStat
     return sample, TrainingState(model, variables)
 
 
-def _measure_parts(bench: Bench, remedies: Sequence[str], advance: Callable[[int], None]) -> None:
+def _measure_parts(bench: Bench, remedies: Sequence[str], advance: Callable[[int], None]) -> CheckpointTimes:
     race = bench.race
     start = time.perf_counter()
     with bench.recorder.phase("steps on batches that are ready"):
@@ -207,6 +208,8 @@ def _measure_parts(bench: Bench, remedies: Sequence[str], advance: Callable[[int
             alone_ms = input_ms(bench.model, bench.data, steps=bench.steps, seconds=bench.turn_seconds)
         finally:
             bench.runs.put_back()
+    with bench.recorder.phase("checkpoints"):
+        saves = checkpoint_times(bench.model, bench.callbacks.left_out, bench.data.num_batches, bench.turn_seconds)
     # Of what is to be compared, the best turns are: another process disturbs one turn and not the next.
     best, ready_ms, share = min(times, key=lambda each: each.step_ms), min(ready), _share_in_graph(bench)
     bench.parts = StepParts(
@@ -215,7 +218,9 @@ def _measure_parts(bench: Bench, remedies: Sequence[str], advance: Callable[[int
         ready_ms=ready_ms,
         graph_ms=None if share is None else share * ready_ms,
         callbacks_ms=best.callbacks_ms,
+        checkpoints_ms=saves.ms,
     )
+    return saves
 
 
 def _share_in_graph(bench: Bench) -> float | None:
@@ -310,12 +315,11 @@ def _facts(bench: Bench, utilization: Utilization) -> dict[str, str]:
     }
 
 
-def _notes(bench: Bench) -> Iterator[str]:
-    if bench.callbacks.left_out:
-        yield (
-            f"Not run: {', '.join(bench.callbacks.left_out)}: what saves, restores, logs or measures. GpuUtilization "
-            "times it while you train."
-        )
+def _notes(bench: Bench, saves: CheckpointTimes) -> Iterator[str]:
+    names = [type(each).__name__ for each in bench.callbacks.left_out]
+    if names:
+        untimed = " GpuUtilization times it while you train." if set(names) - set(saves.ms) else ""
+        yield f"Not run: {', '.join(names)}: what saves, restores, logs or measures.{untimed}"
     batches = bench.data.num_batches
     if batches is not None and batches < _FEW_BATCHES:
         yield (

@@ -72,11 +72,14 @@ def page_of(report: AuditReport) -> str:
 def _header(report: AuditReport) -> str:
     verdict = report.verdict
     text = verdict.text[:1].upper() + verdict.text[1:]
+    told = [escape(report.advice)] if report.advice else []
     if report.gains:
         best = report.gains[0]
-        lead = f"With {escape(best.name)} it runs <b>{best.times:.1f} times as fast</b>, measured here."
-    else:
-        lead = "No remedy that was measured gained anything."
+        what = "the steps between saves run" if report.parts.checkpoints_ms else "it runs"
+        told.append(f"With {escape(best.name)} {what} <b>{best.times:.1f} times as fast</b>, measured here.")
+    elif not told:
+        told.append("No remedy that was measured gained anything.")
+    lead = " ".join(told)
     return (
         f'<header><div class="brand"><b>keras_turbo audit</b> · {escape(report.facts.get("model", ""))}</div>'
         f'<div class="kind {escape(verdict.kind)}">{escape(verdict.kind)}</div>'
@@ -87,11 +90,11 @@ def _header(report: AuditReport) -> str:
 def _tiles(report: AuditReport) -> str:
     parts, use = report.parts, report.utilization
     tiles = [
-        (f"{parts.step_ms:.3g} ms", "a step of fit"),
-        (f"{100 * min(1.0, parts.input_wait_ms / parts.step_ms):.0f} %", "of it waiting for input"),
+        (f"{parts.whole_ms:.3g} ms", "a step of fit"),
+        (f"{100 * min(1.0, parts.input_wait_ms / parts.whole_ms):.0f} %", "of it waiting for input"),
     ]
     if parts.dispatch_ms is not None:
-        tiles.append((f"{100 * min(1.0, parts.dispatch_ms / parts.step_ms):.0f} %", "between steps, in Python"))
+        tiles.append((f"{100 * min(1.0, parts.dispatch_ms / parts.whole_ms):.0f} %", "between steps, in Python"))
     if use.baseline_gpu_percent:
         mean = sum(use.baseline_gpu_percent) / len(use.baseline_gpu_percent)
         tiles.append((f"{mean:.0f} %", "mean use of the GPUs"))

@@ -7,14 +7,16 @@ STYLE = """
   color-scheme: light dark;
   --page: #f6f7f9; --card: #ffffff; --ink: #16202e; --soft: #58657a; --line: #dfe4ec; --tint: #eef2f8;
   --accent: #0b63ce; --good: #0c7a50; --good-tint: #e3f5ec; --code: #f3f5f9;
-  --input: #d9730d; --dispatch: #7a4fd0; --compute: #0e8f86; --callbacks: #c8386d; --unknown: #7b8798;
+  --input: #d9730d; --dispatch: #7a4fd0; --compute: #0e8f86; --callbacks: #c8386d;
+  --checkpoints: #2f6fd0; --unknown: #7b8798;
   --gpu: #0b63ce; --cpu: #5f7189; --baseline: #0b63ce1c;
 }
 @media (prefers-color-scheme: dark) {
   :root {
     --page: #10151d; --card: #19202b; --ink: #e7ecf4; --soft: #a0adc0; --line: #2d3746; --tint: #212a38;
     --accent: #6fb0ff; --good: #56d39b; --good-tint: #17352a; --code: #121821;
-    --input: #f0964a; --dispatch: #aa8cf2; --compute: #3bc4b8; --callbacks: #f0719c; --unknown: #94a1b4;
+    --input: #f0964a; --dispatch: #aa8cf2; --compute: #3bc4b8; --callbacks: #f0719c;
+    --checkpoints: #7ab0ff; --unknown: #94a1b4;
     --gpu: #6fb0ff; --cpu: #9aabc2; --baseline: #6fb0ff26;
   }
 }
@@ -35,6 +37,7 @@ h1 { font-size: clamp(22px, 3.4vw, 32px); line-height: 1.25; margin: 14px 0 0; f
 }
 .kind.input-bound { background: var(--input); } .kind.dispatch-bound { background: var(--dispatch); }
 .kind.callback-bound { background: var(--callbacks); } .kind.compute-bound { background: var(--compute); }
+.kind.checkpoint-stalls { background: var(--checkpoints); }
 .lead { font-size: 18px; color: var(--soft); margin: 10px 0 0; }
 .lead b { color: var(--good); }
 section { background: var(--card); border: 1px solid var(--line); border-radius: 14px; padding: 22px 24px;
@@ -57,6 +60,7 @@ p { margin: 6px 0; }
 .bar span { display: block; min-width: 1px; }
 .input-wait { background: var(--input); } .dispatch { background: var(--dispatch); }
 .compute, .dispatch-and-compute { background: var(--compute); } .callbacks { background: var(--callbacks); }
+.checkpoints { background: var(--checkpoints); }
 .legend { display: flex; flex-wrap: wrap; gap: 6px 22px; margin: 16px 0 0; padding: 0; list-style: none;
   font-size: 14.5px; }
 .legend i { display: inline-block; width: 12px; height: 12px; border-radius: 3px; margin-right: 7px;

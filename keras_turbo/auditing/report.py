@@ -14,6 +14,8 @@ from keras_turbo.callbacks.verdict import Verdict
 from keras_turbo.data.report import PipelineReport
 
 _BAR_WIDTH = 60
+# What no remedy that is tried here could gain from: what to do is told with the verdict.
+_TOLD_BY_VERDICT = ("checkpoint-stalls", "throttled", "gpu-lagging")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,11 +52,23 @@ class AuditReport:
     @property
     def headline(self) -> str:
         """The verdict and the best remedy, in a sentence or two."""
-        verdict = f"{self.verdict.kind}: {self.verdict.text}"
-        if not self.gains:
-            return f"{verdict} No remedy that was measured gained anything."
-        best = self.gains[0]
-        return f"{verdict} {best.name} made it {best.times:.1f} times as fast."
+        told = [f"{self.verdict.kind}: {self.verdict.text}", self.advice]
+        if self.gains:
+            best = self.gains[0]
+            told.append(f"{best.name} made {self._it} {best.times:.1f} times as fast.")
+        elif not self.advice:
+            told.append("No remedy that was measured gained anything.")
+        return " ".join(filter(None, told))
+
+    @property
+    def advice(self) -> str:
+        """What to do, where none of the remedies that are tried could help; else empty."""
+        return self.verdict.remedy if self.verdict.kind in _TOLD_BY_VERDICT else ""
+
+    @property
+    def _it(self) -> str:
+        # Saves are no part of what is compared.
+        return "the steps between saves" if self.parts.checkpoints_ms else "it"
 
     def to_dict(self) -> dict[str, Any]:
         """All figures, made of JSON's types."""
@@ -63,11 +77,13 @@ class AuditReport:
             "verdict": dataclasses.asdict(self.verdict),
             "step": {
                 "step_ms": self.parts.step_ms,
+                "whole_ms": self.parts.whole_ms,
                 "timeline_ms": self.parts.timeline(),
                 "input_alone_ms": self.parts.input_alone_ms,
                 "ready_ms": self.parts.ready_ms,
                 "graph_ms": self.parts.graph_ms,
                 "callbacks_ms": dict(self.parts.callbacks_ms),
+                "checkpoints_ms": dict(self.parts.checkpoints_ms),
             },
             "remedies": [each.to_dict() for each in self.remedies],
             "utilization": dataclasses.asdict(self.utilization),
@@ -102,14 +118,14 @@ class AuditReport:
         console = rich.console.Console(file=file)
         console.print(rich.text.Text(self.headline, style="bold"), soft_wrap=True)
         console.print()
-        step = rich.table.Table(title=f"a step of fit: {self.parts.step_ms:.3g} ms", box=rich.box.SIMPLE)
+        step = rich.table.Table(title=f"a step of fit: {self.parts.whole_ms:.3g} ms", box=rich.box.SIMPLE)
         # A narrow terminal shortens the bars alone.
         step.add_column("part", no_wrap=True)
         for heading in ("ms", "share"):
             step.add_column(heading, justify="right", no_wrap=True)
         step.add_column("", overflow="crop")
         for part, ms in self.parts.timeline().items():
-            share = ms / self.parts.step_ms
+            share = ms / self.parts.whole_ms
             step.add_row(part, f"{ms:.3g}", f"{share:.0%}", "█" * round(_BAR_WIDTH * share / 2))
         console.print(step)
         if any(each.after_ms is not None for each in self.remedies):

@@ -60,9 +60,13 @@ class Utilization:
     throttled_percent: float | None
     throttle_reasons: tuple[str, ...]
 
-    def figures(self) -> dict[str, Any]:
-        """What of it belongs into the figures that the verdict is told from."""
-        gpus = self.baseline_gpu_percent
+    def figures(self, share: float = 1.0) -> dict[str, Any]:
+        """What of it belongs into the figures that the verdict is told from.
+
+        Args:
+            share: of the training's time that was looked at; in the rest it saves, and the GPUs are idle. Default 1.
+        """
+        gpus = tuple(share * percent for percent in self.baseline_gpu_percent)
         return {
             "utilization_percent": statistics.fmean(gpus) if gpus else None,
             "gpu_utilization_percents": gpus,

@@ -72,6 +72,22 @@ def text_of(markup: str) -> str:
     return " ".join(" ".join(texts.found).split())
 
 
+def test_what_to_do_about_saves_is_told_with_the_verdict():
+    parts = StepParts(12.0, 11.0, 10.0, 9.0, {}, {"ModelCheckpoint": 30.0})
+    verdict = judge(parts.figures(steps_per_execution=1, reads_fast_dataset=False))
+    report = report_of(parts=parts, verdict=verdict)
+    advice = (
+        'callbacks=[keras_turbo.AsyncCheckpoint("checkpoints")] in place of ModelCheckpoint writes in the background.'
+    )
+    assert f"{advice} cache made the steps between saves 4.0 times as fast." in report.headline
+    text = text_of(page_of(report))
+    assert "checkpoint-stalls" in text
+    assert advice in text
+    assert "checkpoints 30 ms, 71 %" in text
+    assert report_of(parts=parts, verdict=verdict, remedies=()).headline.endswith(advice)
+    assert report.to_dict()["step"]["whole_ms"] == 42
+
+
 def hostile_report() -> AuditReport:
     plain = report_of()
     gain = dataclasses.replace(plain.remedies[0], name=HOSTILE, measured=HOSTILE, code=HOSTILE, changes=HOSTILE)

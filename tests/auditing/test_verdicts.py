@@ -27,6 +27,23 @@ def is_what_it_gains(remedy, applied):
     return any(remedy.times == pytest.approx(applied(), rel=0.2) for _ in range(3))
 
 
+def is_what_it_takes(told_ms, measured_ms):
+    """Whether a part of a step is what it was said to be, within 30 %; a busy machine gets another chance."""
+    return any(told_ms == pytest.approx(measured_ms(), rel=0.3) for _ in range(4))
+
+
+def step_of_saving_ms(fitted, data, callbacks):
+    """How much longer a step of `fit` takes with callbacks that save."""
+    x, y = data
+    seconds = []
+    for given in ([], callbacks):
+        fitted.fit(x, y, batch_size=4, verbose=0)
+        begin = time.perf_counter()
+        fitted.fit(x, y, batch_size=4, verbose=0, callbacks=given)
+        seconds.append(time.perf_counter() - begin)
+    return (seconds[1] - seconds[0]) / (len(x) / 4) * 1e3
+
+
 def audited_as(kind, audited):
     """A report with that verdict. What is no sleep is disturbed by a busy machine, which gets another chance."""
     for _ in range(3):
@@ -129,3 +146,24 @@ def test_a_tiny_model_is_dispatch_bound_and_several_steps_at_once_gain():
     )
     # It takes what is measured to be half of a step away.
     assert remedy_of(report, "multi-step").times > 1.2
+
+
+def test_a_blocking_checkpoint_stalls(tmp_path):
+    # Much to write, and little to compute.
+    layers = [keras.layers.Embedding(300_000, 16), keras.layers.GlobalAveragePooling1D(), keras.layers.Dense(CLASSES)]
+    large = keras.Sequential([keras.Input([8], dtype="int32"), *layers])
+    large.layers[0].trainable = False
+    large = compiled(large)
+    data = np.zeros([24, 8], "int32"), np.zeros(24, "int32")
+    callbacks = [
+        keras.callbacks.ModelCheckpoint(tmp_path / "new" / "best.weights.h5", save_weights_only=True, save_freq=2)
+    ]
+    report = keras_turbo.audit(large, data, batch_size=4, steps=4, callbacks=callbacks, remedies=())
+    assert report.verdict.kind == "checkpoint-stalls"
+    assert 'AsyncCheckpoint("checkpoints")] in place of ModelCheckpoint' in report.headline
+    parts = report.parts
+    assert parts.timeline()["checkpoints"] == parts.checkpoints_ms["ModelCheckpoint"] > 0
+    assert sum(parts.timeline().values()) == pytest.approx(parts.whole_ms, rel=0.1)
+    assert list(tmp_path.iterdir()) == []
+    # It is what a fit pays.
+    assert is_what_it_takes(parts.checkpoints_ms["ModelCheckpoint"], lambda: step_of_saving_ms(large, data, callbacks))
