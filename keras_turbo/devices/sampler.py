@@ -92,8 +92,9 @@ class Subscription:
     def close(self) -> None:
         """Ends it. What was not taken can still be taken. May be called again."""
         if not self._closed:
-            self._last_problem = self._sampler.remove(self)
+            self._last_problem = self._sampler.known_problem()
             self._closed = True
+            self._sampler.wake()
 
     def __enter__(self) -> Subscription:
         return self
@@ -176,18 +177,10 @@ class Sampler:
         with self._lock:
             if self._life is not None and not (self._life.thread and self._life.thread.is_alive()):
                 self._life = None  # an error ended it
-            self._subscriptions.append(weakref.ref(subscription, self._wake))
+            self._subscriptions.append(weakref.ref(subscription, self.wake))
             self._ensure_thread()
-        self._wake()
+        self.wake()
         return subscription
-
-    def remove(self, subscription: Subscription) -> str | None:
-        """Ends a subscription; with the last one, the thread. Gives the problem as it is known then."""
-        with self._lock:
-            self._subscriptions = [one for one in self._subscriptions if one() is not subscription]
-            problem = None if self._life is None else self._life.problem
-        self._wake()
-        return problem
 
     def take(self, subscription: Subscription) -> list[Sample]:
         """The samples of a subscription since it was asked last."""
@@ -199,7 +192,20 @@ class Sampler:
         """Why there are no figures of GPUs, or not all."""
         with self._lock:
             self._ensure_thread()
-            return None if self._life is None else self._life.problem
+            return self.known_problem()
+
+    # What closes a subscription takes no lock: the garbage collector may do it, at any point of any thread.
+
+    def known_problem(self) -> str | None:
+        """The problem as it is known now."""
+        life = self._life
+        return None if life is None else life.problem
+
+    def wake(self, _: Any = None) -> None:
+        """Lets the thread look again at what it has to do."""
+        life = self._life
+        if life is not None:
+            life.wake.put(None)
 
     def stop(self, wait_seconds: float) -> None:
         """Ends the thread whatever the subscriptions, and waits a little for it; the next call starts another."""
@@ -220,10 +226,9 @@ class Sampler:
             if subscription is not None:
                 subscription._take()
 
-    def _wake(self, _: Any = None) -> None:
-        life = self._life
-        if life is not None:
-            life.wake.put(None)
+    def _open_subscriptions(self) -> list[Subscription]:
+        there = [reference() for reference in self._subscriptions]
+        return [one for one in there if one is not None and not one._closed]
 
     def _ensure_thread(self) -> None:
         """Starts the thread where one is needed, and another one in place of one that does not come back."""
@@ -233,7 +238,7 @@ class Sampler:
         if life is not None and busy_since is not None and self._clock() - busy_since > self._silent_seconds:
             life.given_up = True
             self._hung, self._life = life.thread, None
-        if self._life is not None or all(one() is None for one in self._subscriptions):
+        if self._life is not None or not self._open_subscriptions():
             return
         life = self._life = _Life(with_gpus=self._hung is None or not self._hung.is_alive())
         if not life.with_gpus:
@@ -291,20 +296,20 @@ class Sampler:
     def _seconds_to_next(self, life: _Life) -> float | None:
         """How long nothing is due; None where the thread has to end."""
         with self._lock:
-            alive = [(reference, one) for reference in self._subscriptions if (one := reference()) is not None]
-            self._subscriptions = [reference for reference, _ in alive]
             if life.given_up:
                 return None
+            alive = self._open_subscriptions()
+            self._subscriptions = [one for one in self._subscriptions if one() in alive]
             if not alive:
                 self._life = None
                 return None
-            return min(one._due for _, one in alive) - self._clock()
+            return min(one._due for one in alive) - self._clock()
 
     def _deliver(self, life: _Life, sample: Sample) -> None:
         with self._lock:
             if life.given_up:
                 return
-            alive = [one for reference in self._subscriptions if (one := reference()) is not None]
+            alive = self._open_subscriptions()
             # One reading serves all that are due about now, so that none covers a moment only.
             soon = sample.time + min((one._interval_seconds for one in alive), default=0.0) / 2
             for one in alive:

@@ -193,6 +193,20 @@ def test_taking_begins_anew():
     assert subscription._take() == []
 
 
+def test_closing_waits_for_nobody():
+    # The garbage collector may close one while the very thread that it runs on holds the lock.
+    readers = FakeReaders()
+    sampler = Sampler(lambda with_gpus: readers)
+    subscription = sampler.subscribe(60.0)
+    with sampler._lock:
+        closing = threading.Thread(target=subscription.close)
+        closing.start()
+        closing.join(PATIENCE_SECONDS)
+        assert not closing.is_alive()
+    assert readers.closed.wait(PATIENCE_SECONDS)
+    until(lambda: not sampler_threads())
+
+
 def test_one_thread_whatever_the_number_of_subscriptions():
     with subscribe(0.01) as first, subscribe(0.02) as second, subscribe(0.5) as third:
         for one in (first, second, third):
