@@ -37,7 +37,7 @@ from keras_turbo.checkpoint.model_state import metric_values
 from keras_turbo.checkpoint.names import CALLBACKS, NameTemplate
 from keras_turbo.checkpoint.pruning import Pruner
 from keras_turbo.checkpoint.training_state import TrainingState
-from keras_turbo.execution.installation import BlockFunction
+from keras_turbo.execution.block_function import BlockFunction
 
 # What the names of the figures of the last save begin with.
 _PROGRESS = "checkpoint_"

@@ -19,7 +19,7 @@ from keras_turbo.checkpoint.model_state import METRICS, assign_state
 from keras_turbo.checkpoint.names import CALLBACKS
 from keras_turbo.checkpoint.restoring import latest, read_checkpoint
 from keras_turbo.checkpoint.training_state import TrainingState
-from keras_turbo.execution.installation import BlockFunction
+from keras_turbo.execution.block_function import BlockFunction
 
 # Under which name a checkpoint has what AsyncCheckpoint itself must know.
 OWN_STATE = "AsyncCheckpoint"
