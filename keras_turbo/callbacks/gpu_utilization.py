@@ -16,6 +16,7 @@ import keras
 from keras_turbo.callbacks.figures_over_workers import gather_over_workers, over_workers, worker_of
 from keras_turbo.callbacks.fit_monitor import FitMonitor
 from keras_turbo.callbacks.hardware_figures import HardwareFigures
+from keras_turbo.callbacks.model_figures import optimizer_step
 from keras_turbo.callbacks.scalars import ScalarWriter
 from keras_turbo.callbacks.verdict import StepFigures, Verdict, judge
 from keras_turbo.precision.loss_scaling import number
@@ -238,9 +239,10 @@ class GpuUtilization(keras.callbacks.Callback):
 
     def _step(self) -> int:
         """The optimizer's step; of a model that trains without its optimizer, the number of batches."""
-        optimizer, monitor = self._trained.optimizer, self._monitor
-        step = 0 if optimizer is None else int(number(optimizer.iterations))
-        return step or self._steps_seen + (0 if monitor is None else monitor.steps_in_epoch)
+        monitor = self._monitor
+        return optimizer_step(self._trained, otherwise=0) or self._steps_seen + (
+            0 if monitor is None else monitor.steps_in_epoch
+        )
 
     def _write_recent(self) -> None:
         """Writes what the hardware did since the last time."""
