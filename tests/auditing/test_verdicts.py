@@ -28,8 +28,8 @@ def is_what_it_gains(remedy, applied):
 
 
 def is_what_it_takes(told_ms, measured_ms):
-    """Whether a part of a step is what it was said to be, within 30 %; a busy machine gets another chance."""
-    return any(told_ms == pytest.approx(measured_ms(), rel=0.3) for _ in range(4))
+    """Whether a part of a step is what it was said to be, within a half; a busy machine gets another chance."""
+    return any(told_ms == pytest.approx(measured_ms(), rel=0.5) for _ in range(5))
 
 
 def step_of_saving_ms(fitted, data, callbacks):
