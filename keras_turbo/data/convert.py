@@ -19,13 +19,12 @@ from keras_turbo.data.conversion.rows import element_of, rows_of
 from keras_turbo.data.conversion.shard_file import only_writer, open_writer, put_in_place, remove_folder, shard_name
 from keras_turbo.data.fast_dataset import FastDataset
 from keras_turbo.data.records.manifest import MANIFEST_NAME, Leaf, Manifest, leaves_of
+from keras_turbo.data.records.shards import WRITING_FOLDER
 from keras_turbo.data.records.unpacking import check_compression
 from keras_turbo.data.settings import check_count
 from keras_turbo.progress import progress_bar
 
 __all__ = ["ConversionError", "convert_images", "write_tfrecords"]
-
-_WRITING_FOLDER = ".writing"
 
 
 def write_tfrecords(
@@ -76,7 +75,7 @@ def write_tfrecords(
     folder = pathlib.Path(os.fspath(out))
     if (folder / MANIFEST_NAME).exists():
         raise FileExistsError(f"{str(folder)!r} has records already. Give another folder, or remove that one.")
-    writing = folder / _WRITING_FOLDER
+    writing = folder / WRITING_FOLDER
     with only_writer(writing):
         for leftover in writing.glob("*.tfrecord"):  # of a process that was killed
             leftover.unlink()

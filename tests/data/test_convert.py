@@ -172,6 +172,18 @@ def test_records_are_not_written_over(tmp_path):
         write_tfrecords(dataset, tmp_path)
 
 
+def test_what_was_killed_while_it_was_written_is_not_taken_for_whole(tmp_path):
+    write_tfrecords(FastDataset(np.arange(10)), tmp_path, shards=2)
+    # As a kill leaves it that comes after the first file has its name.
+    (tmp_path / "manifest.json").unlink()
+    (tmp_path / ".writing").mkdir()
+    (tmp_path / "00001-of-00002.tfrecord").rename(tmp_path / ".writing" / "00001-of-00002.tfrecord")
+    with pytest.raises(ValueError, match=r"write_tfrecords\(\) into .* is not finished"):
+        FastDataset.from_tfrecord(tmp_path)
+    write_tfrecords(FastDataset(np.arange(10)), tmp_path, shards=2)
+    assert np.concatenate(batches_of(FastDataset.from_tfrecord(tmp_path))).tolist() == list(range(10))
+
+
 # Reading by the manifest.
 
 
@@ -196,6 +208,8 @@ def damage_manifest(folder: Path, **changes) -> None:
         ({"element": {"feature": "x", "dtype": "int9", "shape": [], "stored": "int64"}}, "is damaged"),
         ({"element": {"feature": "x", "dtype": "int64", "shape": [], "stored": "pickle"}}, "is damaged"),
         ({"interleave": 0}, "is damaged"),
+        ({"compression": "LZ4"}, "is damaged: compression is 'LZ4'"),
+        ({"compression": None}, "is damaged: compression is None"),
         ({"files": {"00000-of-00001.tfrecord": 4}}, "has 3 records, and manifest.json beside it says 4"),
         ({"files": {"gone.tfrecord": 4}}, "are missing"),
     ],
