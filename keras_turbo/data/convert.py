@@ -49,7 +49,7 @@ def write_tfrecords(
     ```
 
     Args:
-        dataset: a FastDataset. Its count of epochs is afterwards as before.
+        dataset: a FastDataset. It goes on afterwards where it would have before (`epochs_begun`, `resume_at`).
         out: folder, made if missing. Files appear in it when all are written.
         shards: number of files. Default 1.
         compression: None (default), "GZIP" or "ZLIB". Compressed files are unpacked once wherever they are read.
@@ -82,7 +82,7 @@ def write_tfrecords(
         try:
             names = [shard_name(index, shards) for index in range(shards)]
             paths, leaves = [writing / name for name in names], leaves_of(element)
-            with _same_epoch_after(dataset):
+            with _whole_epoch(dataset):
                 counts = _write(dataset, paths, leaves, is_batched, compression)
             for name in names:
                 put_in_place(writing / name, folder / name)
@@ -103,13 +103,14 @@ def write_tfrecords(
 
 
 @contextmanager
-def _same_epoch_after(dataset: FastDataset) -> Iterator[None]:
-    """Puts the number of epochs back, so that training goes on with the one that would have come."""
-    before = dataset.epochs_begun
+def _whole_epoch(dataset: FastDataset) -> Iterator[None]:
+    """Has the next epoch read from its beginning, and puts the dataset back to where training would have gone on."""
+    epoch, batch = dataset.position
+    dataset.epochs_begun = epoch
     try:
         yield
     finally:
-        dataset.epochs_begun = before
+        dataset.resume_at(epoch, batch)
 
 
 def _write(

@@ -188,3 +188,9 @@ class EpochCounter:
     def next_epoch(self) -> int:
         """The number that the next epoch to begin will have."""
         return self._next_epoch
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """That number, and the batch from which on the epoch will be."""
+        with self._lock:
+            return self._next_epoch, self._first_batch

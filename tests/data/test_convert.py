@@ -135,6 +135,15 @@ def test_an_epoch_is_written_as_it_is_and_not_used_up(tmp_path):
     assert_equal_datasets(other, FastDataset.from_tfrecord(tmp_path))
 
 
+def test_a_dataset_that_is_to_go_on_in_the_middle_is_written_whole(tmp_path):
+    dataset = FastDataset(np.arange(N), batch_size=2, shuffle=True, seed=1)
+    epochs = [np.concatenate(batches_of(dataset)).tolist() for _ in range(2)]
+    dataset.resume_at(1, 3)
+    write_tfrecords(dataset, tmp_path)
+    assert np.concatenate(batches_of(FastDataset.from_tfrecord(tmp_path))).tolist() == epochs[1]
+    assert np.concatenate(batches_of(dataset)).tolist() == epochs[1][6:]
+
+
 def test_class_names_and_what_was_skipped_are_kept(tmp_path):
     write_images(tmp_path / "photos", ["cat/1.png", "cat/2.png", "dög/3.png"])
     (tmp_path / "photos" / "cat" / "1.png").write_bytes(b"")
