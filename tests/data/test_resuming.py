@@ -269,4 +269,5 @@ def test_what_decides_the_batches():
     assert in_order == of_arrays(shuffle=False, seed=5).order_settings
     assert in_order["seed"] is None
     assert of_arrays().shard(2, 1).order_settings["shard"] == [2, 1]
+    assert of_arrays().shard(2, 1, remainder="drop").order_settings != of_arrays().shard(2, 1).order_settings
     assert of_elements().order_settings["num_examples"] == N
