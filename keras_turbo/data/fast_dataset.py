@@ -54,7 +54,8 @@ class FastDataset(ResumableDataset):
             `fit(x, y)`; a `numpy.memmap` is read from disk row by row. Or a `keras.utils.PyDataset`, whose batches
             pass as they are; `map_fn`, `augment_fn`, `shuffle`, `cache` and `shard` are then over batches. Or a
             function without parameters that returns an iterator, such as a generator function; what that gives are
-            examples (batches with `batch_size=None`). It is called in each epoch.
+            examples (batches with `batch_size=None`). It is called in each epoch, and once more when the dataset is
+            built, which looks at two items (of a `PyDataset` also at the last).
         y: targets, in the same forms as `x`. Only with arrays; elements of other data hold them.
         sample_weight: weights, of shape `(examples,)`. Needs `y`.
         batch_size: examples a batch, default 32. None: one by one, without a batch axis; elements of a
