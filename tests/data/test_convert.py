@@ -236,8 +236,9 @@ def test_a_file_cut_between_two_records_is_noticed(tmp_path):
     truncate(path, path.stat().st_size // 6 * 4)
     with pytest.raises(ValueError, match="has 4 records, and manifest.json beside it says 6"):
         FastDataset.from_tfrecord(tmp_path)
-    with pytest.warns(UserWarning, match="has 4 records"):
+    with pytest.warns(UserWarning, match="has 4 records") as warned:
         dataset = FastDataset.from_tfrecord(tmp_path, on_error="skip")
+    assert [warning.filename for warning in warned] == [__file__]
     assert np.concatenate(batches_of(dataset)).tolist() == [0, 1, 2, 3]
 
 

@@ -94,8 +94,9 @@ class TestGenerators:
             )
             return [np.concatenate([x[:, 0].numpy() for x, _ in dataset]).tolist() for _ in range(2)]
 
-        with pytest.warns(UserWarning, match=r"shuffle=True of a generator .* give its data as a PyDataset"):
+        with pytest.warns(UserWarning, match=r"shuffle=True of a generator .* give its data as a PyDataset") as warned:
             first, second = epochs(4)
+        assert [warning.filename for warning in warned] == [__file__]
         with pytest.warns(UserWarning, match="shuffle=True of a generator"):
             again = epochs(4)
         assert again == [first, second]

@@ -54,7 +54,7 @@ class Shards:
                     f"{text} It is not the file that was written: restore it, or write the records again. "
                     "(on_error='skip' takes what is there.)"
                 )
-            warnings.warn(text, stacklevel=5)
+            warnings.warn(text, stacklevel=4)  # where from_tfrecord is called
 
 
 def find_shards(pattern: str | os.PathLike | Sequence[str | os.PathLike], *, reads_manifest: bool) -> Shards:

@@ -132,5 +132,5 @@ class TfDatasetSource(Source):
         warnings.warn(
             f"shuffle=True of {self.is_called} without a store mixes {size} neighbouring elements at a time. For a "
             f"full shuffle {self.gets_positions_by}.",
-            stacklevel=4,
+            stacklevel=6,  # where the FastDataset is made
         )
