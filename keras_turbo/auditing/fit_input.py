@@ -36,7 +36,7 @@ class FitInput:
         self.kind: Kind = _kind_of(x)
         self.moves_on: str | None = None
         self._counts_epochs = isinstance(x, FastDataset)
-        self._epochs = x.epochs_begun if self._counts_epochs else None
+        self._position = x.position if self._counts_epochs else (0, 0)
         self._looked_at = x
         if self.kind == "tf.data.Dataset" or (self.kind == "FastDataset" and x.is_stream):
             self._looked_at = unread_copy(x) or x
@@ -115,7 +115,7 @@ class FitInput:
     def put_back(self) -> None:
         """Lets the data be where it was."""
         if self._counts_epochs:
-            self.x.epochs_begun = self._epochs
+            self.x.resume_at(*self._position)
 
     def _count_batches(self) -> int | None:
         if "steps_per_epoch" in self._others:

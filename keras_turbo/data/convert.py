@@ -19,13 +19,12 @@ from keras_turbo.data.conversion.rows import element_of, rows_of
 from keras_turbo.data.conversion.shard_file import only_writer, open_writer, put_in_place, remove_folder, shard_name
 from keras_turbo.data.fast_dataset import FastDataset
 from keras_turbo.data.records.manifest import MANIFEST_NAME, Leaf, Manifest, leaves_of
+from keras_turbo.data.records.shards import WRITING_FOLDER
 from keras_turbo.data.records.unpacking import check_compression
 from keras_turbo.data.settings import check_count
 from keras_turbo.progress import progress_bar
 
 __all__ = ["ConversionError", "convert_images", "write_tfrecords"]
-
-_WRITING_FOLDER = ".writing"
 
 
 def write_tfrecords(
@@ -50,7 +49,7 @@ def write_tfrecords(
     ```
 
     Args:
-        dataset: a FastDataset. Its count of epochs is afterwards as before.
+        dataset: a FastDataset. It goes on afterwards where it would have before (`epochs_begun`, `resume_at`).
         out: folder, made if missing. Files appear in it when all are written.
         shards: number of files. Default 1.
         compression: None (default), "GZIP" or "ZLIB". Compressed files are unpacked once wherever they are read.
@@ -76,14 +75,14 @@ def write_tfrecords(
     folder = pathlib.Path(os.fspath(out))
     if (folder / MANIFEST_NAME).exists():
         raise FileExistsError(f"{str(folder)!r} has records already. Give another folder, or remove that one.")
-    writing = folder / _WRITING_FOLDER
+    writing = folder / WRITING_FOLDER
     with only_writer(writing):
         for leftover in writing.glob("*.tfrecord"):  # of a process that was killed
             leftover.unlink()
         try:
             names = [shard_name(index, shards) for index in range(shards)]
             paths, leaves = [writing / name for name in names], leaves_of(element)
-            with _same_epoch_after(dataset):
+            with _whole_epoch(dataset):
                 counts = _write(dataset, paths, leaves, is_batched, compression)
             for name in names:
                 put_in_place(writing / name, folder / name)
@@ -104,13 +103,14 @@ def write_tfrecords(
 
 
 @contextmanager
-def _same_epoch_after(dataset: FastDataset) -> Iterator[None]:
-    """Puts the number of epochs back, so that training goes on with the one that would have come."""
-    before = dataset.epochs_begun
+def _whole_epoch(dataset: FastDataset) -> Iterator[None]:
+    """Has the next epoch read from its beginning, and puts the dataset back to where training would have gone on."""
+    epoch, batch = dataset.position
+    dataset.epochs_begun = epoch
     try:
         yield
     finally:
-        dataset.epochs_begun = before
+        dataset.resume_at(epoch, batch)
 
 
 def _write(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from typing import Literal, get_args
 
 import numpy as np
 import tensorflow as tf
@@ -15,6 +16,10 @@ import tensorflow as tf
 # RandomIndexShuffle walks a cipher of at least 16 bits until it falls into range: measured at 0.8 us an index for
 # 10,000 positions, but 7 us for 1,000 and 80 us for 100. Up to this many a permutation is drawn whole (0.5 MB).
 WHOLE_PERMUTATION_LIMIT = 65_536
+
+#: What becomes of examples that cannot be dealt out evenly.
+Remainder = Literal["keep", "drop", "fill"]
+REMAINDERS: tuple[Remainder, ...] = get_args(Remainder)
 
 # Rounds of the block cipher. With the 4 of tf.random.experimental.index_shuffle the orders of consecutive epochs are
 # related (100,000 positions: most examples move by one of a few distances); with 8 no test told them from random ones.
@@ -39,6 +44,8 @@ class ExampleOrder:
         reshuffle_each_epoch: whether each epoch has its own permutation. Without it all epochs have that of epoch 0.
         num_shards: number of disjoint parts that the order is dealt into, one position to each in turn.
         shard_index: which of those parts this is.
+        remainder: what becomes of the positions of a last turn that is not full: "keep" gives them to the first parts,
+            "drop" to none, and "fill" has the turn filled up by the first positions of the epoch once more.
     """
 
     num_positions: int
@@ -47,6 +54,7 @@ class ExampleOrder:
     reshuffle_each_epoch: bool = True
     num_shards: int = 1
     shard_index: int = 0
+    remainder: Remainder = "keep"
 
     def __post_init__(self) -> None:
         if self.num_shards < 1:
@@ -56,10 +64,16 @@ class ExampleOrder:
                 f"The shard's index must lie between 0 and num_shards - 1 = {self.num_shards - 1}. "
                 f"Received: {self.shard_index}."
             )
+        if self.remainder not in REMAINDERS:
+            raise ValueError(f"`remainder` must be one of {', '.join(REMAINDERS)}. Received: {self.remainder!r}.")
 
     @property
     def num_examples(self) -> int:
         """Number of positions of this shard."""
+        if self.remainder == "drop":
+            return self.num_positions // self.num_shards
+        if self.remainder == "fill":
+            return -(-self.num_positions // self.num_shards)
         return len(range(self.shard_index, self.num_positions, self.num_shards))
 
     @property
@@ -67,8 +81,11 @@ class ExampleOrder:
         """Whether all epochs have one and the same order."""
         return not (self.shuffle and self.reshuffle_each_epoch)
 
-    def shard(self, num_shards: int, index: int) -> ExampleOrder:
-        """A part of this part: shard `index` of `num_shards` of what this order visits."""
+    def shard(self, num_shards: int, index: int, remainder: Remainder = "keep") -> ExampleOrder:
+        """A part of this part: shard `index` of `num_shards` of what this order visits.
+
+        Of a part of a part, `remainder` counts for all the parts together.
+        """
         if not 0 <= index < num_shards:
             raise ValueError(
                 f"A shard's index must lie between 0 and num_shards - 1. "
@@ -78,6 +95,7 @@ class ExampleOrder:
             self,
             num_shards=self.num_shards * num_shards,
             shard_index=self.shard_index + self.num_shards * index,
+            remainder=remainder,
         )
 
     @property
@@ -107,6 +125,8 @@ class ExampleOrder:
         """
         if self.num_shards > 1:
             ordinals = ordinals * self.num_shards + self.shard_index
+        if self.remainder == "fill":
+            ordinals %= self.num_positions
         if not self.shuffle:
             return ordinals
         if self.permutation_size:
@@ -188,3 +208,9 @@ class EpochCounter:
     def next_epoch(self) -> int:
         """The number that the next epoch to begin will have."""
         return self._next_epoch
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """That number, and the batch from which on the epoch will be."""
+        with self._lock:
+            return self._next_epoch, self._first_batch

@@ -26,6 +26,8 @@ _OP_NOISE = re.compile(
     r"|^ *File \".*?$|\[\[.*?\]\]|^assertion failed: ",
     re.MULTILINE,
 )
+# An assertion of one text has it in brackets; of several, the brackets tell them apart.
+_ASSERTED = re.compile(r"^assertion failed: \[([^\[\]]*)\]$", re.MULTILINE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +160,13 @@ class Failures:
 
 def reason_of(error: Exception) -> str:
     """What went wrong, as a sentence, without what TensorFlow puts around it."""
-    return _in_a_sentence(_OP_NOISE.sub(" ", getattr(error, "message", None) or str(error) or type(error).__name__))
+    text = getattr(error, "message", None) or str(error) or type(error).__name__
+    return _in_a_sentence(_OP_NOISE.sub(" ", _ASSERTED.sub(_as_it_was, text)))
+
+
+def _as_it_was(asserted: re.Match[str]) -> str:
+    # TensorFlow writes quotes, backslashes and ends of lines as C does.
+    return asserted[1].encode("latin-1", "backslashreplace").decode("unicode_escape", "replace")
 
 
 def _in_a_sentence(text: str) -> str:

@@ -13,7 +13,7 @@ import tensorflow as tf
 from keras_turbo.data.assembly import assemble, source_of
 from keras_turbo.data.class_weights import with_all_classes
 from keras_turbo.data.epochs import Epochs
-from keras_turbo.data.example_order import EpochCounter, ExampleOrder
+from keras_turbo.data.example_order import EpochCounter, ExampleOrder, Remainder
 from keras_turbo.data.failures import SkippedExample
 from keras_turbo.data.image_options import IMAGE_OPTIONS, require_batchable
 from keras_turbo.data.images import RandomResizedCrop
@@ -54,7 +54,8 @@ class FastDataset(ResumableDataset):
             `fit(x, y)`; a `numpy.memmap` is read from disk row by row. Or a `keras.utils.PyDataset`, whose batches
             pass as they are; `map_fn`, `augment_fn`, `shuffle`, `cache` and `shard` are then over batches. Or a
             function without parameters that returns an iterator, such as a generator function; what that gives are
-            examples (batches with `batch_size=None`). It is called in each epoch.
+            examples (batches with `batch_size=None`). It is called in each epoch, and once more when the dataset is
+            built, which looks at two items (of a `PyDataset` also at the last).
         y: targets, in the same forms as `x`. Only with arrays; elements of other data hold them.
         sample_weight: weights, of shape `(examples,)`. Needs `y`.
         batch_size: examples a batch, default 32. None: one by one, without a batch axis; elements of a
@@ -387,28 +388,34 @@ class FastDataset(ResumableDataset):
         return self._epochs.cardinality()
 
     def shard(  # pyright: ignore[reportIncompatibleMethodOverride] (there, tensors are numbers too)
-        self, num_shards: int, index: int, name: str | None = None
+        self, num_shards: int, index: int, name: str | None = None, *, remainder: Remainder = "keep"
     ) -> FastDataset:
         """One of `num_shards` disjoint parts of the examples; together they are all of them.
 
         Unlike that of other datasets it deals out examples, not batches, after the shuffle: in each epoch a shard has
-        other examples if the dataset reshuffles.
+        other examples if the dataset reshuffles. (Of a `PyDataset` the batches are dealt out, as they are.)
+
+        Workers that train together need equally many batches, or the one that has another waits for ever: for those
+        give `remainder="drop"` or `"fill"`.
 
         Args:
             num_shards: number of parts.
             index: which of them, from 0.
             name: name of the tf.data operation; not used.
+            remainder: what becomes of examples that can't be dealt out evenly. "keep" (default): the first shards have
+                one more. "drop": none has them in this epoch. "fill": the other shards get one of the first examples of
+                the epoch a second time. With these two, all shards have equally many.
 
         Raises:
-            ValueError: `index` is not below `num_shards`; more shards than examples; a `tf.data.Dataset` without a
-                store.
+            ValueError: `index` is not below `num_shards`; a shard would be empty; another `remainder`; a
+                `tf.data.Dataset` without a store.
         """
         if self._pipeline is None:
             raise ValueError(
                 "Only examples that have positions can be dealt out. Apply shard() to the tf.data.Dataset before it is "
                 "given to FastDataset, or use cache='memory' or 'disk'; a generator function can give a part by itself."
             )
-        order = self._pipeline.order.shard(int(num_shards), int(index))
+        order = self._pipeline.order.shard(int(num_shards), int(index), remainder)
         if order.num_examples == 0:
             raise ValueError(
                 f"Shard {index} of {num_shards} would be empty: there are {self._pipeline.order.num_examples} examples."
@@ -429,6 +436,7 @@ class FastDataset(ResumableDataset):
         return {
             "num_examples": self._source.num_examples,
             "shard": [1, 0] if order is None else [order.num_shards, order.shard_index],
+            "remainder": "keep" if order is None else order.remainder,
             "batch_size": settings.batch_size,
             "drop_remainder": settings.drop_remainder,
             "shuffle": settings.shuffle,

@@ -11,6 +11,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_turbo.data.python_function import PythonFunction
+from keras_turbo.data.settings import Settings
 from keras_turbo.data.worker_pool.keras_turbo_worker.item_layout import STRINGS, Leaf, Structure, check, leaf_of
 from keras_turbo.data.worker_pool.keras_turbo_worker.item_maker import ItemMaker
 
@@ -40,6 +42,27 @@ class ItemForm:
     def has_fixed_shape(self) -> bool:
         """Whether all items have one shape, and can be stacked."""
         return all(None not in shape for _, shape in self.leaves)
+
+    def require_batchable(self, name: str, settings: Settings) -> None:
+        """Checks that items have one shape if they are batched as they are.
+
+        Args:
+            name: what an error calls what makes them.
+            settings: of which `batch_size` and the functions that may bring items to one shape count.
+
+        Raises:
+            ValueError: they have not.
+        """
+        is_changed = settings.augment_fn is not None or not isinstance(settings.map_fn, (PythonFunction, type(None)))
+        if self.has_fixed_shape or is_changed or settings.batch_size in (None, 1):
+            return
+        shapes = ", ".join(
+            f"({', '.join('any' if size is None else str(size) for size in shape)})" for _, shape in self.leaves
+        )
+        raise ValueError(
+            f"{name} gives items of different shapes, which can't be batched: {shapes}. Pad them to one shape, or give "
+            f"batch_size=None. Received: batch_size={settings.batch_size}."
+        )
 
     def flat_specs(self, *, stacked: bool = False) -> tuple[tf.TensorSpec, ...]:
         """A `tf.TensorSpec` for each array of an item, with an unknown axis in front if several are stacked."""

@@ -41,6 +41,11 @@ class ResumableDataset(VariantDataset):
     def epochs_begun(self, number: int) -> None:
         self._counter.resume_at(_natural_number("epochs_begun", number), 0)
 
+    @property
+    def position(self) -> tuple[int, int]:
+        """Epoch and batch with which the next iteration begins, as `resume_at` takes them."""
+        return self._counter.position
+
     def resume_at(self, epoch: int, batch: int) -> None:
         """Lets the next iteration be an epoch from one of its batches on, byte for byte what would have followed.
 

@@ -188,13 +188,14 @@ def _as_dataset(data: Any, batch_size: int) -> tuple[tf.data.Dataset, int | None
 def _to_look_at(dataset: tf.data.Dataset) -> tuple[tf.data.Dataset, Callable[[], None]]:
     """What to read in place of a dataset, and what to call after it, so that the dataset has not moved on."""
     counted: Any = dataset if hasattr(dataset, "epochs_begun") else None  # a FastDataset counts its epochs
-    epochs = None if counted is None else counted.epochs_begun
+    position = (0, 0) if counted is None else counted.position
 
     def put_back() -> None:
         if counted is not None:
-            counted.epochs_begun = epochs
+            counted.resume_at(*position)
 
     if counted is not None and not counted.is_stream:
+        counted.epochs_begun = position[0]  # where it would begin in the middle of an epoch, little may be left
         return dataset, put_back
     copy = unread_copy(dataset)
     if copy is None:

@@ -195,6 +195,11 @@ def dealt_out(shard_index, num_shards):
         yield np.full((1, 1), number, np.float32)
 
 
+def named():
+    for number in range(7):
+        yield f"näme {number}", np.uint8(number), number % 2 == 1
+
+
 def doubled(x):
     return x * 2
 

@@ -135,6 +135,15 @@ def test_an_epoch_is_written_as_it_is_and_not_used_up(tmp_path):
     assert_equal_datasets(other, FastDataset.from_tfrecord(tmp_path))
 
 
+def test_a_dataset_that_is_to_go_on_in_the_middle_is_written_whole(tmp_path):
+    dataset = FastDataset(np.arange(N), batch_size=2, shuffle=True, seed=1)
+    epochs = [np.concatenate(batches_of(dataset)).tolist() for _ in range(2)]
+    dataset.resume_at(1, 3)
+    write_tfrecords(dataset, tmp_path)
+    assert np.concatenate(batches_of(FastDataset.from_tfrecord(tmp_path))).tolist() == epochs[1]
+    assert np.concatenate(batches_of(dataset)).tolist() == epochs[1][6:]
+
+
 def test_class_names_and_what_was_skipped_are_kept(tmp_path):
     write_images(tmp_path / "photos", ["cat/1.png", "cat/2.png", "dög/3.png"])
     (tmp_path / "photos" / "cat" / "1.png").write_bytes(b"")
@@ -172,6 +181,18 @@ def test_records_are_not_written_over(tmp_path):
         write_tfrecords(dataset, tmp_path)
 
 
+def test_what_was_killed_while_it_was_written_is_not_taken_for_whole(tmp_path):
+    write_tfrecords(FastDataset(np.arange(10)), tmp_path, shards=2)
+    # As a kill leaves it that comes after the first file has its name.
+    (tmp_path / "manifest.json").unlink()
+    (tmp_path / ".writing").mkdir()
+    (tmp_path / "00001-of-00002.tfrecord").rename(tmp_path / ".writing" / "00001-of-00002.tfrecord")
+    with pytest.raises(ValueError, match=r"write_tfrecords\(\) into .* is not finished"):
+        FastDataset.from_tfrecord(tmp_path)
+    write_tfrecords(FastDataset(np.arange(10)), tmp_path, shards=2)
+    assert np.concatenate(batches_of(FastDataset.from_tfrecord(tmp_path))).tolist() == list(range(10))
+
+
 # Reading by the manifest.
 
 
@@ -196,6 +217,8 @@ def damage_manifest(folder: Path, **changes) -> None:
         ({"element": {"feature": "x", "dtype": "int9", "shape": [], "stored": "int64"}}, "is damaged"),
         ({"element": {"feature": "x", "dtype": "int64", "shape": [], "stored": "pickle"}}, "is damaged"),
         ({"interleave": 0}, "is damaged"),
+        ({"compression": "LZ4"}, "is damaged: compression is 'LZ4'"),
+        ({"compression": None}, "is damaged: compression is None"),
         ({"files": {"00000-of-00001.tfrecord": 4}}, "has 3 records, and manifest.json beside it says 4"),
         ({"files": {"gone.tfrecord": 4}}, "are missing"),
     ],
@@ -213,8 +236,9 @@ def test_a_file_cut_between_two_records_is_noticed(tmp_path):
     truncate(path, path.stat().st_size // 6 * 4)
     with pytest.raises(ValueError, match="has 4 records, and manifest.json beside it says 6"):
         FastDataset.from_tfrecord(tmp_path)
-    with pytest.warns(UserWarning, match="has 4 records"):
+    with pytest.warns(UserWarning, match="has 4 records") as warned:
         dataset = FastDataset.from_tfrecord(tmp_path, on_error="skip")
+    assert [warning.filename for warning in warned] == [__file__]
     assert np.concatenate(batches_of(dataset)).tolist() == [0, 1, 2, 3]
 
 

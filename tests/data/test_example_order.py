@@ -52,6 +52,38 @@ class TestPermutations:
 
 
 @pytest.mark.parametrize("length", BOTH_ALGORITHMS)
+@pytest.mark.parametrize("num_shards", [3, 7])
+class TestEqualShards:
+    def test_what_is_left_over_is_dropped(self, length, num_shards):
+        order = ExampleOrder(length, shuffle=True, seed=3)
+        shards = [order.shard(num_shards, index, "drop") for index in range(num_shards)]
+        dealt = [shard.positions(1) for shard in shards]
+        assert {len(part) for part in dealt} == {shard.num_examples for shard in shards} == {length // num_shards}
+        whole = order.positions(1)[: length // num_shards * num_shards]
+        np.testing.assert_array_equal(np.stack(dealt, 1).ravel(), whole)
+
+    def test_the_last_turn_is_filled_up_by_the_first_positions(self, length, num_shards):
+        order = ExampleOrder(length, shuffle=True, seed=3)
+        shards = [order.shard(num_shards, index, "fill") for index in range(num_shards)]
+        dealt = [shard.positions(1) for shard in shards]
+        assert {len(part) for part in dealt} == {shard.num_examples for shard in shards} == {-(-length // num_shards)}
+        whole = order.positions(1)
+        twice = whole[: -length % num_shards]
+        np.testing.assert_array_equal(np.stack(dealt, 1).ravel(), np.concatenate([whole, twice]))
+
+
+def test_shards_of_more_than_there_is():
+    assert [ExampleOrder(2).shard(5, index, "fill").positions(0).tolist() for index in range(5)] == [
+        [0],
+        [1],
+        [0],
+        [1],
+        [0],
+    ]
+    assert ExampleOrder(2).shard(5, 0, "drop").num_examples == 0
+
+
+@pytest.mark.parametrize("length", BOTH_ALGORITHMS)
 class TestRandomness:
     def test_seeds_and_epochs_differ(self, length):
         orders = [
@@ -126,6 +158,8 @@ def test_impossible_orders_are_refused():
         ExampleOrder(10, num_shards=0)
     with pytest.raises(ValueError, match="between 0 and num_shards - 1 = 2"):
         ExampleOrder(10, num_shards=3, shard_index=3)
+    with pytest.raises(ValueError, match="`remainder` must be one of keep, drop, fill. Received: 'pad'"):
+        ExampleOrder(10, remainder="pad")
 
 
 class TestEpochCounter:

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from keras_turbo import FastDataset
+from keras_turbo.data.failures import reason_of
 from keras_turbo.data.images import RandomResizedCrop
 from tests.data.epochs import batches_of
 from tests.data.noise_images import write_image, write_images
@@ -53,6 +54,17 @@ def epoch_of(dataset: tf.data.Dataset) -> tuple[list[float], list[int]]:
     """The numbers of one epoch, and the sizes of its batches."""
     batches = [np.atleast_1d(batch) for batch in batches_of(dataset)]
     return [float(number) for batch in batches for number in batch], [len(batch) for batch in batches]
+
+
+@pytest.mark.parametrize("text", ["the 'tag' isn't \"one\"", "größe 3 € 4\n(a\\b)"])
+def test_the_reason_is_the_text_of_an_assertion(text):
+    @tf.function
+    def failing(is_right):
+        tf.debugging.Assert(is_right, [text])
+
+    with pytest.raises(tf.errors.InvalidArgumentError) as error:
+        failing(tf.constant(False))
+    assert reason_of(error.value) == " ".join(text.split()) + "."
 
 
 def skipped_indices(dataset: FastDataset) -> list[int]:

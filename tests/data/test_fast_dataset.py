@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import gc
+import itertools
 import warnings
 import weakref
 from pathlib import Path
@@ -300,6 +302,24 @@ class TestOrder:
             whole.shard(13, 12)
         with pytest.raises(ValueError, match="num_shards=5, index=5"):
             whole.shard(5, 5)
+
+    @pytest.mark.parametrize(
+        "options", [{}, {"cache": False}, {"augment_fn": lambda x, y: (x + 0, y)}, {"on_error": "skip"}]
+    )
+    def test_shards_with_equally_many_batches(self, images, options):
+        options = {"image_size": (4, 4), "batch_size": 2, "shuffle": True, "seed": 0, **options}
+        whole = FastDataset.from_image_folder(images, **options)
+        for remainder, number in (("drop", 2), ("fill", 3)):
+            parts = [whole.shard(5, index, remainder=remainder) for index in range(5)]
+            for _ in range(3):
+                epochs = [[image.tobytes() for batch, _ in batches_of(part) for image in batch] for part in parts]
+                assert [len(images_seen) for images_seen in epochs] == [number] * 5
+                seen = collections.Counter(itertools.chain.from_iterable(epochs))
+                assert sorted(seen.values()) == ([1] * 10 if remainder == "drop" else [1] * 9 + [2] * 3)
+        with pytest.raises(ValueError, match="would be empty"):
+            whole.shard(13, 0, remainder="drop")
+        with pytest.raises(ValueError, match="`remainder` must be one of"):
+            whole.shard(2, 0, remainder="pad")
 
 
 class TestImages:

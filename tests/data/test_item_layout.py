@@ -61,6 +61,7 @@ def test_items_are_stacked_in_order():
     assert x.tolist() == [[[k, k], [k, k]] for k in range(3)]
     assert y.tolist() == [0, 1, 2]
     assert text.tolist() == [b"n0", b"n1", b"n2"]
+    assert {type(one) for one in text} == {bytes}
 
 
 def test_arrays_are_aligned():

@@ -37,11 +37,31 @@ class TestGenerators:
             np.testing.assert_array_equal(numbers, np.arange(70))
             np.testing.assert_array_equal(np.concatenate([y for _, y in got]), np.arange(70) % 3)
 
+    def test_strings_and_small_types(self, workers):
+        dataset = FastDataset(python_data.named, workers=workers, batch_size=3)
+        assert dataset.element_spec == tuple(tf.TensorSpec([None], t) for t in (tf.string, tf.uint8, tf.bool))
+        names, numbers, are_odd = next(iter(dataset))
+        assert names.numpy().tolist() == [f"näme {k}".encode() for k in range(3)]
+        assert numbers.numpy().tolist() == [0, 1, 2]
+        assert are_odd.numpy().tolist() == [False, True, False]
+
     def test_without_batch_size_they_pass_as_they_are(self, workers):
         dataset = FastDataset(python_data.batches, workers=workers, batch_size=None)
         assert [(batch.shape.as_list(), float(batch[0, 0])) for batch in dataset] == [
             ([number + 1, 2], number) for number in range(5)
         ]
+
+    def test_ragged_ones_are_batched_once_they_are_padded(self, workers):
+        with pytest.raises(ValueError, match=r"batches gives items of different shapes.*\(any, 2\).*batch_size=None"):
+            FastDataset(python_data.batches, workers=workers, batch_size=5)
+        dataset = FastDataset(
+            python_data.batches,
+            workers=workers,
+            batch_size=5,
+            map_fn=lambda x: tf.ensure_shape(tf.pad(x, [[0, 5 - tf.shape(x)[0]], [0, 0]], constant_values=-1), [5, 2]),
+        )
+        (batch,) = dataset
+        assert np.count_nonzero(batch.numpy()[:, :, 0] >= 0, axis=1).tolist() == [1, 2, 3, 4, 5]
 
     def test_an_endless_one(self, workers):
         dataset = FastDataset(python_data.endless, workers=workers, batch_size=4)
@@ -74,8 +94,9 @@ class TestGenerators:
             )
             return [np.concatenate([x[:, 0].numpy() for x, _ in dataset]).tolist() for _ in range(2)]
 
-        with pytest.warns(UserWarning, match="shuffle=True of a generator"):
+        with pytest.warns(UserWarning, match=r"shuffle=True of a generator .* give its data as a PyDataset") as warned:
             first, second = epochs(4)
+        assert [warning.filename for warning in warned] == [__file__]
         with pytest.warns(UserWarning, match="shuffle=True of a generator"):
             again = epochs(4)
         assert again == [first, second]
@@ -182,6 +203,12 @@ class TestPythonFunctions:
             batch_size=None,
         )
         assert [len(x) for x in dataset] == [1, 2, 3, 1, 2, 3, 1]
+
+    def test_results_of_different_shapes_in_batches(self, workers):
+        with pytest.raises(ValueError, match=r"of_other_shape gives items of different shapes.*\(any\).*Pad"):
+            FastDataset(
+                np.arange(7.0).reshape(7, 1), map_fn=PythonFunction(python_data.of_other_shape), workers=workers
+            )
 
     def test_failures(self, workers):
         x = np.arange(40.0).reshape(40, 1)

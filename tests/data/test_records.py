@@ -79,6 +79,16 @@ def test_offsets_end_where_a_length_is_damaged(tmp_path, byte):
     assert offsets_in(path) == [0, 40, 80]
 
 
+def test_of_a_damaged_length_no_more_than_the_header_is_read(tmp_path):
+    path = write_records(tmp_path / "a", [b"a" * 24] * 5)
+    flip_byte(path, 80 + 2)
+    index = index_of(str(path), tmp_path / CACHE)
+    assert index.is_damaged
+    assert index.offsets.tolist() == [0, 40, 80, 92]
+    (problem,) = reader_of(path, cache=tmp_path / CACHE).damaged_files()
+    assert problem.startswith(f"{path}, record 2 at byte 80: the record's length does not match")
+
+
 def test_zeros_are_no_records(tmp_path):
     path = tmp_path / "a"
     path.write_bytes(b"\0" * 4096)

@@ -226,7 +226,7 @@ def test_in_fit_on_two_devices(two_cpu_strategy):
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")  # Keras knows how many a whole epoch has
-@pytest.mark.parametrize("tuned", [False, True])
+@pytest.mark.parametrize("tuned", [False, True, "after it was resumed"])
 def test_in_fit(tuned):
     def weights_after(*, resumed: bool) -> list[np.ndarray]:
         keras.utils.set_random_seed(0)
@@ -238,6 +238,9 @@ def test_in_fit(tuned):
             dataset.epochs_begun = 0
         if resumed:
             dataset.resume_at(0, 4)
+            if tuned == "after it was resumed":
+                tune(model, dataset, budget_seconds=1)
+                assert dataset.position == (0, 4)
             model.fit(dataset, epochs=2, verbose=0)
         else:
             batches = batches_of(dataset)[4:]
@@ -266,4 +269,5 @@ def test_what_decides_the_batches():
     assert in_order == of_arrays(shuffle=False, seed=5).order_settings
     assert in_order["seed"] is None
     assert of_arrays().shard(2, 1).order_settings["shard"] == [2, 1]
+    assert of_arrays().shard(2, 1, remainder="drop").order_settings != of_arrays().shard(2, 1).order_settings
     assert of_elements().order_settings["num_examples"] == N

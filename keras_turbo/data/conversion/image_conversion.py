@@ -13,6 +13,7 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -161,12 +162,14 @@ def convert_images(
     converting = target / CONVERTING_FOLDER
     with only_writer(converting):
         _begin(converting, plan, target)
+        num_workers = workers or available_cores()
         with (
             progress_bar("Converting images", len(found.paths)) as advance,
-            concurrent.futures.ThreadPoolExecutor(workers or available_cores()) as pool,
+            concurrent.futures.ThreadPoolExecutor(num_workers) as pool,
         ):
+            encoded = functools.partial(_in_order, pool, encode, _AHEAD * num_workers)
             for part in parts.values():
-                _convert_part(part, source, encode, on_error, pool, advance)
+                _convert_part(part, source, encoded, on_error, advance)
         manifests = {name: _manifest(part, plan, found.class_names, by_class, options) for name, part in parts.items()}
         for name, part in parts.items():
             manifests[name].save(part.folder)
@@ -259,9 +262,8 @@ def _begin(converting: pathlib.Path, plan: dict[str, Any], target: pathlib.Path)
 def _convert_part(
     part: _Part,
     source: pathlib.Path,
-    encode: Callable[[str], bytes],
+    encoded: Callable[[list[str]], Iterator[tuple[int, bytes | Exception]]],
     on_error: str,
-    pool: concurrent.futures.Executor,
     advance: Callable[[int], None],
 ) -> None:
     part.converting.mkdir(parents=True, exist_ok=True)
@@ -277,7 +279,7 @@ def _convert_part(
         skipped = []
         count = 0
         with open_writer(part.converting / name, "") as writer:
-            for number, result in _in_order(pool, encode, [part.paths[k] for k in chosen]):
+            for number, result in encoded([part.paths[k] for k in chosen]):
                 path = part.paths[chosen[number]]
                 advance(1)
                 if isinstance(result, Exception):
@@ -295,10 +297,9 @@ def _convert_part(
 
 
 def _in_order(
-    pool: concurrent.futures.Executor, encode: Callable[[str], bytes], paths: list[str]
+    pool: concurrent.futures.Executor, encode: Callable[[str], bytes], ahead: int, paths: list[str]
 ) -> Iterator[tuple[int, bytes | Exception]]:
-    """Numbers and results in the order of paths, some of them ahead of who takes them and never more."""
-    ahead = _AHEAD * available_cores()
+    """Numbers and results in the order of paths, up to `ahead` of them before they are taken."""
     pending: collections.deque[concurrent.futures.Future[bytes]] = collections.deque()
     given = 0
     try:

@@ -62,6 +62,24 @@ def record_offsets(descriptor: int, size: int) -> np.ndarray:
     return np.array(offsets[: whole + 1], np.int64)
 
 
+def end_of_damage(descriptor: int, begin: int, size: int) -> int:
+    """How far a file must be read to tell what is wrong with it behind its last whole record.
+
+    Args:
+        descriptor: of the open file.
+        begin: where that record ends.
+        size: of the file, in bytes.
+
+    Returns:
+        `size` where a record is truncated; the end of the header where its length is damaged, since the rest of the
+        file, however large, tells nothing then.
+    """
+    header = os.pread(descriptor, HEADER_BYTES, begin)
+    if len(header) < HEADER_BYTES or lengths_are_whole(np.frombuffer(header, np.uint8).reshape(1, -1))[0]:
+        return size
+    return begin + HEADER_BYTES
+
+
 def what_is_wrong(frame: bytes) -> str:
     """Why the bytes of one record, from its length to its last checksum, are no record, as the end of a sentence."""
     if len(frame) < HEADER_BYTES:

@@ -19,7 +19,7 @@ import zlib
 
 import numpy as np
 
-from keras_turbo.data.records.framing import record_offsets
+from keras_turbo.data.records.framing import end_of_damage, record_offsets
 
 FORMAT_VERSION = 1
 INDEX_FOLDER = ".keras_turbo_index"
@@ -36,7 +36,8 @@ class RecordIndex:
         size: in bytes.
         changed_ns: the file's time of change.
         offsets: int64 vector: where each entry begins, and where the last one ends.
-        is_damaged: whether the last entry is no record but the rest of a file that is truncated or damaged there.
+        is_damaged: whether the last entry is no record but what is left of a file that is truncated there, or the
+            header of a record whose length is damaged.
     """
 
     path: str
@@ -75,11 +76,11 @@ def index_of(path: str, cache_folder: pathlib.Path) -> RecordIndex:
             for place in places:
                 if _save(place, status, offsets):
                     break
+        is_damaged = bool(offsets[-1] != status.st_size)
+        if is_damaged:
+            offsets = np.append(offsets, np.int64(end_of_damage(descriptor, int(offsets[-1]), status.st_size)))
     finally:
         os.close(descriptor)
-    is_damaged = bool(offsets[-1] != status.st_size)
-    if is_damaged:
-        offsets = np.append(offsets, np.int64(status.st_size))
     return RecordIndex(path, status.st_size, status.st_mtime_ns, offsets, is_damaged)
 
 

@@ -24,6 +24,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_turbo.data.records.unpacking import COMPRESSIONS
+
 FORMAT = "keras_turbo.tfrecord"
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
@@ -277,6 +279,8 @@ def _check(manifest: Manifest) -> None:
             raise ValueError(f"{name!r}: {count!r} is no file in its folder with a number of records")
     if not isinstance(manifest.interleave, int) or manifest.interleave < 1:
         raise ValueError(f"interleave is {manifest.interleave!r}")
+    if not isinstance(manifest.compression, str) or manifest.compression not in COMPRESSIONS:
+        raise ValueError(f"compression is {manifest.compression!r}")
     leaves = leaves_of(manifest.element)
     for leaf in leaves:
         tf.as_dtype(leaf.dtype)

@@ -16,8 +16,9 @@ from keras_turbo.data.sources.files import find_files
 # In a folder without a manifest: `a.tfrecord`, `a.tfrecords.gz`, `a.tfrec`, `a.tfrecord-00000-of-00008`.
 _IN_NAMES = ".tfrec"
 
-# Where a conversion that is not finished keeps its plan.
+# Where a conversion that is not finished keeps its plan, and where `write_tfrecords` has files until all are whole.
 CONVERTING_FOLDER = ".converting"
+WRITING_FOLDER = ".writing"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Shards:
                     f"{text} It is not the file that was written: restore it, or write the records again. "
                     "(on_error='skip' takes what is there.)"
                 )
-            warnings.warn(text, stacklevel=5)
+            warnings.warn(text, stacklevel=4)  # where from_tfrecord is called
 
 
 def find_shards(pattern: str | os.PathLike | Sequence[str | os.PathLike], *, reads_manifest: bool) -> Shards:
@@ -93,14 +94,23 @@ def _kind(manifest: Manifest) -> Any:
     return manifest.element, manifest.class_names, manifest.compression, manifest.label
 
 
-def _in_folder(folder: pathlib.Path, reads_manifest: bool) -> Shards:
-    manifest = load_manifest(folder)
-    if (folder / CONVERTING_FOLDER).exists() and manifest is None:
+def _refuse_unfinished(folder: pathlib.Path) -> None:
+    if (folder / CONVERTING_FOLDER).exists():
         raise ValueError(
             f"The conversion into {str(folder)!r} is not finished. Run the same command again: it goes on where it "
             "was ended."
         )
+    if (folder / WRITING_FOLDER).exists():
+        raise ValueError(
+            f"write_tfrecords() into {str(folder)!r} is not finished, or was killed: some of its files may be missing. "
+            "Wait for it, or call it again."
+        )
+
+
+def _in_folder(folder: pathlib.Path, reads_manifest: bool) -> Shards:
+    manifest = load_manifest(folder)
     if manifest is None:
+        _refuse_unfinished(folder)
         names = sorted(name for name in os.listdir(folder) if _IN_NAMES in name and not name.startswith("."))
         if not names:
             below = sorted(path.parent.name for path in folder.glob(f"*/{MANIFEST_NAME}"))

@@ -73,10 +73,10 @@ def unpacked(paths: Sequence[str], compressions: Sequence[str], cache_folder: pa
     places = []
     missing = []
     for path, compression in zip(paths, compressions, strict=True):
-        if not compression:
+        status = os.stat(path)
+        if not compression or not status.st_size:  # an empty file holds nothing that could be unpacked
             places.append(path)
             continue
-        status = os.stat(path)
         state = f"{status.st_size} {status.st_mtime_ns} {compression}"
         place = folder / _digest(os.path.abspath(path)) / f"{_digest(state)}.tfrecord"
         places.append(str(place))

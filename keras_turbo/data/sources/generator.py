@@ -40,6 +40,7 @@ class GeneratorSource(MadeInPython, TfDatasetSource):
     """
 
     is_called = "a generator"
+    gets_positions_by = "give its data as a PyDataset, arrays or files"
 
     def __init__(self, function: Callable[..., Any], settings: Settings) -> None:
         name = getattr(function, "__qualname__", type(function).__name__)
@@ -50,6 +51,7 @@ class GeneratorSource(MadeInPython, TfDatasetSource):
         tasks = [("open", _LOOK, 0, whole, 0), ("next", _LOOK, 1), ("next", _LOOK, 1), ("close", _LOOK)]
         sample = sample_of(maker, tasks, name, are_batches=False)
         self._form = sample.form
+        sample.form.require_batchable(name, settings)
         choice = choose_workers(
             settings.workers,
             function,

@@ -53,6 +53,7 @@ class MappedRowsSource(PythonSource):
         sample = sample_of(
             maker, [("items", 0, (index,)) for index in looked_at], name, are_batches=False, may_fail=may_fail
         )
+        sample.form.require_batchable(name, settings)
         choice = choose_workers(settings.workers, source, name, item_seconds=sample.seconds, num_items=number)
         work = Work(MAPPED, source, sample.form.wanted, sample.form.has_fixed_shape, name)
         super().__init__(work, sample.form, number, sample.most_rows, choice)

@@ -35,6 +35,8 @@ class TfDatasetSource(Source):
     can_be_measured = False
     #: What errors call it.
     is_called = "a tf.data.Dataset"
+    #: What a warning says how to get a full shuffle.
+    gets_positions_by = "give cache='memory' or cache='disk', or build the FastDataset from arrays or files"
     #: Whether an epoch can begin in its middle without reading what comes before.
     can_seek = False
 
@@ -129,6 +131,6 @@ class TfDatasetSource(Source):
             return
         warnings.warn(
             f"shuffle=True of {self.is_called} without a store mixes {size} neighbouring elements at a time. For a "
-            "full shuffle give cache='memory' or cache='disk', or build the FastDataset from arrays or files.",
-            stacklevel=4,
+            f"full shuffle {self.gets_positions_by}.",
+            stacklevel=6,  # where the FastDataset is made
         )

@@ -95,7 +95,6 @@ class WorkerPool:
     """
 
     def __init__(self, preparation: dict[str, Any], source: TransferredObject, num_workers: int) -> None:
-        self.num_workers = num_workers
         self._state = _PoolState(preparation | {"num_slots": _SLOTS}, source, num_workers)
         self._finalizer = weakref.finalize(self, self._state.close)
 

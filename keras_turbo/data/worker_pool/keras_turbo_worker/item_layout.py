@@ -173,9 +173,8 @@ def pack(
         column = [item[index] for item in items]
         shape = (len(items), *column[0].shape) if stacked else column[0].shape
         if dtype == STRINGS:
-            whole = np.empty(shape, object)
-            whole[...] = column if stacked else column[0]
-            places.append((STRINGS, whole))
+            # Not by assigning the list: scalars would stay arrays in the array.
+            places.append((STRINGS, np.stack(column) if stacked else column[0]))
             continue
         places.append((dtype, shape, offset))
         num_bytes = math.prod(shape) * np.dtype(dtype).itemsize
