@@ -489,7 +489,7 @@ class TestAnotherFit:
         checkpoint = AsyncCheckpoint(tmp_path, monitor="loss", save_freq=2)
         if when == "fitted":
             fit(small_model(), checkpoint)
-        other = copy.deepcopy(checkpoint) if how == "deepcopy" else pickle.loads(pickle.dumps(checkpoint))
+        other = how(checkpoint)
         assert (other.best, other.last_checkpoint) == (checkpoint.best, checkpoint.last_checkpoint)
         fit(small_model(), other, epochs=2)
         assert steps(tmp_path)[-1] == 8
@@ -613,6 +613,8 @@ class TestFaults:
         with warnings.catch_warnings(record=True):
             warnings.simplefilter("always")
             fit(small_model(), checkpoint, Removing(), epochs=2)
+        assert checkpoint.last_checkpoint == tmp_path / "checkpoints" / "step-00000008"
+        assert keras_turbo.checkpoint.verify(checkpoint.last_checkpoint)[0].ok
 
     @pytest.mark.filterwarnings("ignore:Resuming in the middle of an epoch reads")
     @pytest.mark.parametrize("where", ["in the step", "in another callback"])
