@@ -15,6 +15,7 @@ import threading
 import warnings
 from pathlib import Path
 
+import h5py
 import keras
 import numpy as np
 import pytest
@@ -215,6 +216,9 @@ class TestWhatItSaves:
         other.load_weights(tmp_path / "step-00000004" / "model.weights.h5")
         np.testing.assert_array_equal(other.get_weights()[0], model.get_weights()[0])
         assert int(other.optimizer.iterations) == 4
+        with h5py.File(tmp_path / "step-00000004" / "model.weights.h5") as file:
+            assert file["layers/dense/vars"].attrs["name"] == model.layers[0].name
+            assert file["optimizer/vars"].attrs["name"] == "adam"
 
     def test_progress_is_in_logs_history_and_tensorboard(self, tmp_path):
         board = keras.callbacks.TensorBoard(tmp_path / "board")
@@ -360,7 +364,8 @@ class TestTheBest:
             ({"name_template": "../{step}"}, "plain name"),
             ({"max_write_mb_per_second": 0}, "positive number of megabytes"),
             ({"max_shard_mb": -1}, "positive number of megabytes"),
-            ({"num_shards": 2, "index": 2}, "index below"),
+            ({"num_shards": 2, "index": 2}, "`index` must be .* below num_shards=2. Received: index=2"),
+            ({"num_shards": 0}, "`num_shards` must be an integer from 1. Received: num_shards=0"),
             ({"num_shards": 2, "save_freq": "10s"}, "clocks don't agree"),
         ],
     )
@@ -603,6 +608,15 @@ class TestFaults:
             fit(model, AsyncCheckpoint(tmp_path, on_error="warn"), epochs=3)
         assert int(model.optimizer.iterations) == 12
         assert steps(tmp_path) == [4]
+
+    def test_an_old_one_that_can_not_be_deleted(self, tmp_path, monkeypatch):
+        def refuse(directory, name):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)
+
+        monkeypatch.setattr("keras_turbo.checkpoint.pruning.delete_checkpoint", refuse)
+        with told("step-00000008 is saved, and older ones .* could not be deleted: .*step-00000004"):
+            fit(small_model(), AsyncCheckpoint(tmp_path, max_to_keep=1, on_error="warn"), epochs=2)
+        assert steps(tmp_path) == [4, 8]
 
     def test_a_folder_that_goes_under_way(self, tmp_path):
         class Removing(keras.callbacks.Callback):
