@@ -73,7 +73,7 @@ class AsyncCheckpoint(keras.callbacks.Callback):
             metrics. Default "step-{step:08d}", which is also the name of a save that has no value for one of them: at
             preemption, or after an epoch without validation.
         when_busy: what a save does while two are pending, on a disk that is slower than `save_freq`: "wait" (default)
-            or "skip".
+            or "skip", which the last one of a training never is.
         max_write_mb_per_second: how fast to write at most, so that a shared disk is not taken from others. Default: no
             limit.
         max_shard_mb: size above which weights are split, in the format of `model.save_weights(max_shard_size=...)`.

@@ -295,16 +295,19 @@ class FitRun:
                 self._resumption.restore(self._siblings)
             return
         self.raise_error()
-        options = self._options
         is_due = self._schedule.is_due(self._steps_of_execution, self._step)
-        # Several workers can't agree when a signal came, but they do agree when to save.
-        leaves = self.preemption_asked and (is_due or options.num_shards == 1)
         judged = is_due and self._metric is not None and not self._metric.name.startswith("val_")
         is_better = judged and self._metric is not None and self._metric.judge(logs)
-        if leaves:
-            self._leave(logs)
-        if is_due and (is_better or not options.save_best_only):
+        saves = is_due and (is_better or not self._options.save_best_only)
+        if self.preemption_asked and (saves or not self._waits_for_others):
+            self._leave(logs, in_epoch=True, judged=judged)
+        if saves:
             self._save(logs, in_epoch=True, judged=judged)
+
+    @property
+    def _waits_for_others(self) -> bool:
+        """Whether a signal is heeded at the next save: workers can't agree when it came, but do agree when to save."""
+        return self._options.num_shards > 1
 
     def before_validation(self) -> None:
         """Before validation, which begins with a reset of the metrics: a save during it must have those of training."""
@@ -319,8 +322,8 @@ class FitRun:
         Raises:
             SystemExit: preemption was asked for, and the checkpoint is on disk.
         """
-        if self.preemption_asked and self._options.num_shards == 1 and self._before_validation is not None:
-            self._leave({})
+        if self.preemption_asked and not self._waits_for_others and self._before_validation is not None:
+            self._leave({}, in_epoch=True, judged=False)
 
     def add_progress(self, logs: dict[str, Any]) -> None:
         """Puts what was saved last into the logs of an epoch, before other callbacks write these somewhere."""
@@ -331,7 +334,11 @@ class FitRun:
 
     @abandoning
     def after_epoch(self, logs: dict[str, Any]) -> None:
-        """At the end of an epoch, behind all other callbacks."""
+        """At the end of an epoch, behind all other callbacks.
+
+        Raises:
+            SystemExit: preemption was asked for, and the checkpoint is on disk.
+        """
         self._before_validation = None
         has_validation = self._call is None or self._call.validation_data is not None
         validated = not has_validation or any(name.startswith("val_") for name in logs)
@@ -345,7 +352,12 @@ class FitRun:
             is_due = is_better
         else:
             is_due = self._schedule.is_every_epoch or is_better or (is_last and is_new)
+        if is_due and self.preemption_asked and self._waits_for_others and not is_last:
+            self._leave(logs, in_epoch=False, judged=True)
         if is_due:
+            if is_last:
+                # There is no later one, so that this one is not skipped.
+                self._saver.wait()
             self._save(logs, in_epoch=False, judged=True, stopped=stops)
 
     @abandoning
@@ -406,11 +418,11 @@ class FitRun:
             self._batches_at_save = self._batches
         self._schedule.saved()
 
-    def _leave(self, logs: dict[str, Any]) -> None:
+    def _leave(self, logs: dict[str, Any], *, in_epoch: bool, judged: bool) -> None:
         self._saver.hurry()
         # So that this one is not skipped.
         self._saver.wait()
-        self._save(logs, in_epoch=True, judged=False)
+        self._save(logs, in_epoch=in_epoch, judged=judged)
         self._saver.wait()
         previous = self._signals.previous_handler()
         self._end()

@@ -153,6 +153,17 @@ class TestWhenItSaves:
         fit(small_model(), AsyncCheckpoint(tmp_path, save_freq="2h"), epochs=2)
         assert steps(tmp_path) == [8]
 
+    def test_the_last_one_is_never_skipped(self, tmp_path):
+        options = {"save_freq": 1, "when_busy": "skip", "max_to_keep": None}
+        x = np.zeros((8, 300), "float32")
+        model = keras.Sequential([keras.Input((300,)), keras.layers.Dense(300)])
+        model.compile("sgd", "mse", jit_compile=False)
+        checkpoint = AsyncCheckpoint(tmp_path, max_write_mb_per_second=2, **options)
+        model.fit(x, x, batch_size=1, verbose=0, callbacks=[checkpoint])
+        # The disk is too slow for each.
+        assert 8 in steps(tmp_path)
+        assert len(steps(tmp_path)) < 8
+
     @pytest.mark.parametrize("save_freq", [True, 0, -1, 1.5, "10", "day", "0s", "", None, "5 parsecs"])
     def test_what_is_no_rhythm(self, tmp_path, save_freq):
         with pytest.raises((TypeError, ValueError), match="`save_freq` must be .* Received: "):
@@ -685,6 +696,31 @@ class TestPreemption:
         assert called == ([[2]] if how == "SIGTERM" else [])
         state = state_of(tmp_path, "step-00000002")
         assert (state.epoch, state.batch) == (0, 2)
+
+    @pytest.mark.parametrize(("save_freq", "expected"), [("epoch", [4]), (3, [3])])
+    def test_several_workers_leave_at_the_next_save(self, tmp_path, save_freq, expected):
+        codes = {}
+
+        def work(index, model):
+            checkpoint = AsyncCheckpoint(tmp_path, save_freq=save_freq, num_shards=2, index=index)
+            # The signal reaches them at different steps.
+            ask = keras.callbacks.LambdaCallback(
+                on_train_batch_end=lambda batch, logs: checkpoint.preempt() if batch == index else None
+            )
+            try:
+                fit(model, ask, checkpoint, epochs=3)
+            except SystemExit as exit_of:
+                codes[index] = exit_of.code
+
+        threads = [threading.Thread(target=work, args=(index, small_model())) for index in (0, 1)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert codes == {0: 143, 1: 143}
+        assert steps(tmp_path) == expected
+        (health,) = keras_turbo.checkpoint.verify(tmp_path)
+        assert health.ok
 
     def test_during_validation(self, tmp_path):
         def run(directory, *callbacks):
