@@ -416,6 +416,9 @@ class FitRun:
         name = template.name(known)
         if self._saver.save(name, state, replaced, begun):
             self._batches_at_save = self._batches
+        elif judged and self._metric is not None:
+            # Skipped: a best value of which there is no checkpoint would keep later ones away.
+            self._metric.take_back()
         self._schedule.saved()
 
     def _leave(self, logs: dict[str, Any], *, in_epoch: bool, judged: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import errno
+import itertools
 import json
 import os
 import pickle
@@ -28,6 +29,7 @@ from keras_turbo.callbacks.model_building import build_for
 from keras_turbo.checkpoint import DirectoryInUseError
 from keras_turbo.checkpoint.local_files import LocalFiles
 from keras_turbo.checkpoint.restoring import read_checkpoint
+from keras_turbo.checkpoint.snapshot import Snapshots
 
 X = np.random.default_rng(0).normal(size=(16, 3)).astype("float32")
 Y = X.sum(axis=1, keepdims=True)
@@ -320,6 +322,16 @@ class TestTheBest:
         assert steps(tmp_path) == [4, 8]
         assert run([0, 0, 0.8, 0.95], 4).best == 0.95
         assert steps(tmp_path) == [4, 8, 16]
+
+    def test_a_best_one_that_is_skipped_is_not_the_best(self, tmp_path, monkeypatch):
+        take = Snapshots.take
+        takes = itertools.count()
+        monkeypatch.setattr(Snapshots, "take", lambda snapshots: None if next(takes) == 1 else take(snapshots))
+        checkpoint = AsyncCheckpoint(tmp_path, monitor="score", mode="max", save_best_only=True, when_busy="skip")
+        fit(small_model(), Logging(score=[0.5, 0.9, 0.7, 0.6]), checkpoint, epochs=4)
+        # The second was skipped, so that the third is the best that there is.
+        assert steps(tmp_path) == [4, 12]
+        assert checkpoint.best == 0.7
 
     def test_nan_is_never_the_best(self, tmp_path):
         checkpoint = AsyncCheckpoint(tmp_path, monitor="score", mode="min", save_best_only=True)
