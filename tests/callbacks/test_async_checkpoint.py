@@ -509,6 +509,14 @@ class TestAnotherFit:
         with pytest.raises(ValueError, match="isn't built, so that no checkpoint can be restored into it"):
             build_for(model, None)
 
+    def test_a_loss_that_is_nan_leaves_one_from_before(self, tmp_path):
+        model, checkpoint = small_model("sgd"), AsyncCheckpoint(tmp_path, max_to_keep=1)
+        fit(model, checkpoint, epochs=2)
+        callbacks = [checkpoint, keras.callbacks.TerminateOnNaN()]
+        model.fit(X * np.nan, Y, batch_size=4, epochs=4, shuffle=False, verbose=0, callbacks=callbacks)
+        assert steps(tmp_path) == [8, 9]
+        assert np.isnan(state_of(tmp_path, "step-00000009").metrics["loss"])
+
     @pytest.mark.parametrize("when", ["new", "fitted"])
     @pytest.mark.parametrize(
         "how", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))], ids=["copy", "pickle"]
