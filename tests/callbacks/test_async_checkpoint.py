@@ -47,6 +47,18 @@ def fit(model, *callbacks, epochs=1, batch_size=4, **options):
     )
 
 
+def rows() -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices((X, Y))
+
+
+class InBatches(keras.utils.PyDataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return X[4 * index : 4 * index + 4], Y[4 * index : 4 * index + 4]
+
+
 def names(directory) -> list[str]:
     return sorted(path.name for path in Path(directory).iterdir() if not path.name.startswith("."))
 
@@ -529,6 +541,29 @@ class TestAnotherFit:
         assert (other.best, other.last_checkpoint) == (checkpoint.best, checkpoint.last_checkpoint)
         fit(small_model(), other, epochs=2)
         assert steps(tmp_path)[-1] == 8
+
+    @pytest.mark.parametrize(
+        ("data", "times"),
+        [
+            (lambda: {"x": X, "y": Y, "batch_size": 4}, 1),
+            (lambda: {"x": X, "y": Y, "batch_size": 4, "shuffle": False}, 0),
+            (lambda: {"x": InBatches()}, 1),
+            (lambda: {"x": rows().shuffle(16, seed=1).batch(4).prefetch(1)}, 1),
+            (lambda: {"x": rows().shuffle(16, seed=1, reshuffle_each_iteration=False).batch(4)}, 0),
+            (lambda: {"x": rows().batch(4)}, 0),
+            (lambda: {"x": FastDataset(X, Y, batch_size=4, shuffle=True, seed=1)}, 0),
+        ],
+        ids=["arrays", "arrays in order", "PyDataset", "tf.data", "tf.data in one order", "tf.data in order", "FastDataset"],
+    )
+    def test_an_order_that_is_drawn_anew_is_told(self, tmp_path, data, times):
+        def run(epochs):
+            small_model().fit(**data(), epochs=epochs, verbose=0, callbacks=[AsyncCheckpoint(tmp_path)])
+
+        run(1)
+        with told("don't have the order that they would have had", times=times):
+            run(2)
+        with told("has ended|have the order"):
+            run(2)
 
     def test_data_that_are_others_are_told(self, tmp_path):
         def run(**options):
