@@ -61,8 +61,8 @@ class AsyncCheckpoint(keras.callbacks.Callback):
         mode: "min", "max" or "auto" (default): by the metric, or its name.
         save_best_only: save only where `monitor` is better than ever, in earlier runs too. A restart then goes back to
             the best. Default False.
-        max_to_keep: how many of the newest are kept; None for all. Default 3. Where the loss is NaN in these, the newest
-            in which it is not is kept besides.
+        max_to_keep: how many of the newest are kept; None for all. Default 3. Where the loss is NaN in these, the
+            newest one in which it is not is kept besides.
         keep_best: how many of the best are kept besides. Default 1; the best one is never deleted.
         keep_every_hours: keep one for good for each span of so many hours. Default: none.
         restore: whether `fit` begins with the newest good checkpoint. Default True. False needs a directory without

@@ -553,7 +553,15 @@ class TestAnotherFit:
             (lambda: {"x": rows().batch(4)}, 0),
             (lambda: {"x": FastDataset(X, Y, batch_size=4, shuffle=True, seed=1)}, 0),
         ],
-        ids=["arrays", "arrays in order", "PyDataset", "tf.data", "tf.data in one order", "tf.data in order", "FastDataset"],
+        ids=[
+            "arrays",
+            "arrays in order",
+            "PyDataset",
+            "tf.data",
+            "tf.data in one order",
+            "tf.data in order",
+            "FastDataset",
+        ],
     )
     def test_an_order_that_is_drawn_anew_is_told(self, tmp_path, data, times):
         def run(epochs):

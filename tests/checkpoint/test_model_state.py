@@ -9,14 +9,8 @@ import pytest
 import tensorflow as tf
 
 from keras_turbo.checkpoint import keras_layout
-from keras_turbo.checkpoint.model_state import (
-    assign_metrics,
-    assign_state,
-    build_metrics,
-    build_optimizer,
-    collect_state,
-    raw,
-)
+from keras_turbo.checkpoint.first_step import build_metrics, build_optimizer
+from keras_turbo.checkpoint.model_state import assign_metrics, assign_state, collect_state, raw
 from keras_turbo.checkpoint.structure_watch import StructureWatch
 from tests.checkpoint.models import (
     CLASSES,
