@@ -142,8 +142,9 @@ def _marker(content: bytes) -> dict[str, Any]:
             f"{MARKER} has format version {version}; this version of keras_turbo knows {FORMAT_VERSION}"
         )
     record = marker.get(STATE) if isinstance(marker, dict) else None
-    is_record = isinstance(record, dict) and type(record.get("bytes")) is int
-    if version != FORMAT_VERSION or not is_record or not isinstance(record.get("checksum"), str):
+    if version != FORMAT_VERSION or not isinstance(record, dict):
+        raise ValueError("is damaged")
+    if type(record.get("bytes")) is not int or not isinstance(record.get("checksum"), str):
         raise ValueError("is damaged")
     return record
 
