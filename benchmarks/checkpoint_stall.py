@@ -31,8 +31,9 @@ import numpy as np
 import tensorflow as tf
 
 import keras_turbo as kt
+from keras_turbo.checkpoint.first_step import build_optimizer
 from keras_turbo.checkpoint.host_copy import read_tensor
-from keras_turbo.checkpoint.model_state import assign_state, build_optimizer, collect_state, is_variable, raw
+from keras_turbo.checkpoint.model_state import assign_state, collect_state, is_variable, raw
 
 CLASSES = 10
 BATCH_SIZE = 16

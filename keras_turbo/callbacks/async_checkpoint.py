@@ -61,7 +61,8 @@ class AsyncCheckpoint(keras.callbacks.Callback):
         mode: "min", "max" or "auto" (default): by the metric, or its name.
         save_best_only: save only where `monitor` is better than ever, in earlier runs too. A restart then goes back to
             the best. Default False.
-        max_to_keep: how many of the newest are kept; None for all. Default 3.
+        max_to_keep: how many of the newest are kept; None for all. Default 3. Where the loss is NaN in these, the
+            newest one in which it is not is kept besides.
         keep_best: how many of the best are kept besides. Default 1; the best one is never deleted.
         keep_every_hours: keep one for good for each span of so many hours. Default: none.
         restore: whether `fit` begins with the newest good checkpoint. Default True. False needs a directory without
@@ -73,7 +74,7 @@ class AsyncCheckpoint(keras.callbacks.Callback):
             metrics. Default "step-{step:08d}", which is also the name of a save that has no value for one of them: at
             preemption, or after an epoch without validation.
         when_busy: what a save does while two are pending, on a disk that is slower than `save_freq`: "wait" (default)
-            or "skip".
+            or "skip", which the last one of a training never is.
         max_write_mb_per_second: how fast to write at most, so that a shared disk is not taken from others. Default: no
             limit.
         max_shard_mb: size above which weights are split, in the format of `model.save_weights(max_shard_size=...)`.

@@ -13,7 +13,7 @@ import numpy as np
 
 from keras_turbo.checkpoint.commit import foreign_names, write_checkpoint
 from keras_turbo.checkpoint.directory import claim, delete_checkpoint
-from keras_turbo.checkpoint.keras_layout import walk_owners
+from keras_turbo.checkpoint.keras_layout import saved_names
 from keras_turbo.checkpoint.location import Directory, locate
 from keras_turbo.checkpoint.lock import DirectoryLock
 from keras_turbo.checkpoint.pruning import Pruner
@@ -24,7 +24,7 @@ from keras_turbo.checkpoint.writer import BackgroundWriter, RateLimit
 
 
 class CheckpointSaveError(RuntimeError):
-    """A checkpoint could not be written; those before it are as they were."""
+    """A checkpoint could not be written, or older ones not deleted; what is whole on the disk is as it was."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,11 +116,7 @@ class BackgroundSaver:
         """Gets memory for a snapshot, so that the first save does not wait for it."""
         if self._snapshots is None:
             self._snapshots = Snapshots(self._model, when_busy=self._when_busy)
-            self._layer_names = {
-                owner.path: owner.object.name
-                for owner in walk_owners(self._model)
-                if isinstance(owner.object, keras.layers.Layer)
-            }
+            self._layer_names = saved_names(self._model)
         return self._snapshots
 
     def save(self, name: str, state: TrainingState, replaced: Mapping[str, np.ndarray], begun: float) -> bool:
@@ -192,13 +188,19 @@ class BackgroundSaver:
             nbytes = snapshot.nbytes + sum(array.nbytes for array in job.replaced.values())
             seconds = time.perf_counter() - start
             self.last = Saved(path, state.optimizer_step, state.steps, job.stall_ms, seconds, nbytes / 1e6)
-            if self._shard[1] == 0:
-                self._pruner.saved(name, state)
         except Exception as error:
             where = locate(self._directory).child(job.name)
             raise CheckpointSaveError(
                 f"The checkpoint of step {state.optimizer_step} could not be saved as {where}: {error}"
             ) from error
+        if self._shard[1] == 0:
+            try:
+                self._pruner.saved(name, state)
+            except Exception as error:
+                raise CheckpointSaveError(
+                    f"The checkpoint {path} is saved, and older ones that are no longer needed could not be deleted: "
+                    f"{error}"
+                ) from error
 
     def _free_name(self, name: str) -> str:
         """The name, or the next one like it where something has it; only a damaged checkpoint makes room."""

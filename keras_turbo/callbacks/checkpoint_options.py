@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from keras_turbo.callbacks.monitored_metric import MODES
 from keras_turbo.callbacks.save_schedule import SaveSchedule
-from keras_turbo.checkpoint.commit import checked_shard, checked_size
+from keras_turbo.checkpoint.commit import checked_size
 from keras_turbo.checkpoint.location import Directory, locate
 from keras_turbo.checkpoint.names import NameTemplate
 from keras_turbo.checkpoint.retention import check_retention
@@ -46,7 +46,7 @@ class CheckpointOptions:
         schedule = SaveSchedule(self.save_freq)
         template = NameTemplate(self.name_template)
         check_retention(self.max_to_keep, self.keep_best, self.keep_every_hours)
-        checked_shard((self.num_shards, self.index))
+        self._check_workers()
         RateLimit(self.max_write_mb_per_second)
         checked_size(self.max_shard_mb)
         for name in ("save_best_only", "restore", "save_on_preemption"):
@@ -66,6 +66,15 @@ class CheckpointOptions:
     def shard(self) -> tuple[int, int]:
         """Number of workers and index of this one."""
         return self.num_shards, self.index
+
+    def _check_workers(self) -> None:
+        if type(self.num_shards) is not int or self.num_shards < 1:
+            raise ValueError(f"`num_shards` must be an integer from 1. Received: num_shards={self.num_shards!r}.")
+        if type(self.index) is not int or not 0 <= self.index < self.num_shards:
+            raise ValueError(
+                f"`index` must be an integer from 0, below num_shards={self.num_shards}. Received: "
+                f"index={self.index!r}."
+            )
 
     def _check_several_in_an_epoch(self, schedule: SaveSchedule, template: NameTemplate) -> None:
         if not schedule.is_every_epoch:

@@ -27,6 +27,7 @@ class DataPosition:
 
     def __init__(self, call: FitCall | None, steps: int | None) -> None:
         self._data = None if call is None else call.training_dataset
+        self._draws_order = call is not None and call.draws_order
         self._steps_per_epoch = None if call is None else call.steps_per_epoch
         self._datasets = list(_resumable_in(self._data))
         self._validation = [] if call is None else list(_resumable_in(call.validation_dataset))
@@ -102,6 +103,16 @@ class DataPosition:
         self._batches_to_skip = batches
         if batches:
             self._warn_of_reading(batches)
+
+    def warn_of_drawn_order(self) -> None:
+        """Says so where the epochs to come have other orders than those of a run that was never ended."""
+        if self._draws_order and not self._datasets and not self._batches_to_skip:
+            warnings.warn(
+                f"The epochs that follow don't have the order that they would have had: {type(self._data).__name__} is "
+                "shuffled by Keras or tf.data, which begin anew. All else goes on exactly; so does the order with a "
+                "FastDataset, with shuffle=False, or with reshuffle_each_iteration=False.",
+                stacklevel=2,
+            )
 
     @property
     def batches(self) -> int:

@@ -24,6 +24,7 @@ class FitCall:
         steps_per_epoch: as given; None: an epoch is the data once.
         counter: Keras' own count of batches in the data, `epoch_iterator`.
         arrays: y and sample weights as given beside x.
+        shuffle: as given; Keras heeds it for arrays and finite `PyDataset`s.
     """
 
     x: Any
@@ -32,6 +33,7 @@ class FitCall:
     steps_per_epoch: int | None
     counter: Any
     arrays: tuple[Any, Any] = (None, None)
+    shuffle: bool = False
 
     @property
     def batch_spec(self) -> Any:
@@ -46,6 +48,16 @@ class FitCall:
             return made.element_spec if isinstance(made, tf.data.Dataset) else None
         parts = tuple(tf.nest.map_structure(_row_spec, one) for one in given)
         return parts if len(given) > 1 else parts[0]
+
+    @property
+    def draws_order(self) -> bool:
+        """Whether each epoch's order is drawn by Keras or tf.data, which can't be told where to go on."""
+        if isinstance(self.x, tf.data.Dataset):
+            return _reshuffles(self.training_dataset)
+        if isinstance(self.x, keras.utils.PyDataset):
+            return self.shuffle and self.x.num_batches is not None
+        # Keras gives others than arrays in the order in which they come.
+        return self.shuffle and all(hasattr(leaf, "shape") for leaf in tf.nest.flatten(self.x))
 
     @property
     def training_dataset(self) -> Any:
@@ -84,6 +96,7 @@ def fit_call_of(model: keras.Model) -> FitCall | None:
             steps_per_epoch=names.get("steps_per_epoch"),
             counter=names.get("epoch_iterator"),
             arrays=(names.get("y"), names.get("sample_weight")),
+            shuffle=bool(names.get("shuffle", False)),
         )
     return None
 
@@ -92,6 +105,11 @@ def _row_spec(array: Any) -> tf.TensorSpec:
     dtype = keras.backend.standardize_dtype(array.dtype)
     # As Keras gives it to the model.
     return tf.TensorSpec([None, *array.shape[1:]], keras.config.floatx() if dtype.startswith("float") else dtype)
+
+
+def _reshuffles(dataset: tf.data.Dataset) -> bool:
+    # What tf.data's shuffle() keeps of its arguments, and what each class implements to tell its inputs.
+    return bool(getattr(dataset, "_reshuffle_each_iteration", False)) or any(map(_reshuffles, dataset._inputs()))
 
 
 def _callers() -> Iterator[Any]:

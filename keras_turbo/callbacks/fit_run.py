@@ -21,10 +21,10 @@ from keras_turbo.callbacks.checkpoint_options import CheckpointOptions
 from keras_turbo.callbacks.data_position import DataPosition
 from keras_turbo.callbacks.expected_metrics import ExpectedMetrics
 from keras_turbo.callbacks.fit_call import FitCall
-from keras_turbo.callbacks.model_figures import loss_scale, numbers, optimizer_step
+from keras_turbo.callbacks.fit_description import PROGRESS, FitDescription, FitProgress
 from keras_turbo.callbacks.monitored_metric import MonitoredMetric
 from keras_turbo.callbacks.preemption import PREEMPTED_EXIT_CODE, PreemptionSignals
-from keras_turbo.callbacks.resumption import OWN_STATE, Resumption, find_checkpoint, refuse_newer_checkpoints
+from keras_turbo.callbacks.resumption import Resumption, find_checkpoint, refuse_newer_checkpoints
 from keras_turbo.callbacks.save_schedule import SaveSchedule
 from keras_turbo.callbacks.sibling_states import SiblingStates
 from keras_turbo.callbacks.train_function import (
@@ -34,13 +34,8 @@ from keras_turbo.callbacks.train_function import (
     restore_train_function,
 )
 from keras_turbo.checkpoint.model_state import metric_values
-from keras_turbo.checkpoint.names import CALLBACKS, NameTemplate
 from keras_turbo.checkpoint.pruning import Pruner
-from keras_turbo.checkpoint.training_state import TrainingState
 from keras_turbo.execution.block_function import BlockFunction
-
-# What the names of the figures of the last save begin with.
-_PROGRESS = "checkpoint_"
 
 
 class FitRun:
@@ -70,10 +65,10 @@ class FitRun:
         self._model = model
         self._call = call
         self._steps_in_epoch = steps
-        self._template = NameTemplate(options.name_template)
         self._schedule = SaveSchedule(options.save_freq)
-        self._expected = ExpectedMetrics(metric, self._template)
         self._position = DataPosition(call, steps)
+        self._description = FitDescription(options, metric, model, call, steps, self._position)
+        self._expected = ExpectedMetrics(metric, self._description.template)
         self._signals = PreemptionSignals(self._on_signal)
         self._saver = BackgroundSaver(
             model,
@@ -90,7 +85,6 @@ class FitRun:
             max_shard_mb=options.max_shard_mb,
             shard=options.shard,
         )
-        self._siblings = SiblingStates([])
         self._resumption: Resumption | None = None
         self._finalizer: Any = None
         self._callback_list: weakref.ref[keras.callbacks.CallbackList] | None = None
@@ -98,12 +92,10 @@ class FitRun:
         self._others: list[keras.callbacks.Callback] = []
         self.has_ended = False
         self._epochs_begun = False
-        # Where it is: the epoch, batches done in it and in all, and those at the last save.
-        self._epoch = self._batch = self._batches = 0
+        self._at = FitProgress()
         self._batches_at_save: int | None = None
         self._was_answered = False
         self._steps_of_execution = 0
-        self._logs: dict[str, Any] = {}
         self._before_validation: tuple[dict[str, np.ndarray], list[int]] | None = None
 
     # Its beginning and its end.
@@ -207,8 +199,8 @@ class FitRun:
         resumption.begin(self._position, self._steps_in_epoch)
         self._resumption = resumption
         state = resumption.state
-        self._batches = self._batches_at_save = state.steps
-        self._logs = dict(resumption.logs)
+        self._at.batches = self._batches_at_save = state.steps
+        self._at.logs = dict(resumption.logs)
         if self._metric is not None:
             self._metric.restore(state.monitor)
         resumption.warn_if_done(self._options.directory)
@@ -237,7 +229,7 @@ class FitRun:
             self._was_answered = answer is not None
             if answer is not None:
                 return answer
-            resumption.restore(self._siblings)
+            resumption.restore(self._description.siblings)
             resumption.enter(iterator, self._position)
             self._resumption = None
         try:
@@ -252,9 +244,9 @@ class FitRun:
         steps = self._steps_of_last_execution()
         self._steps_of_execution = steps
         self._position.took(steps)
-        self._batch += steps
-        self._batches += steps
-        self._logs = logs
+        self._at.batch += steps
+        self._at.batches += steps
+        self._at.logs = logs
         return logs
 
     def _steps_of_last_execution(self) -> int:
@@ -271,15 +263,15 @@ class FitRun:
         if not self._epochs_begun:
             self._epochs_begun = True
             # All have reset themselves in on_train_begin by now.
-            self._siblings = SiblingStates(self._others)
+            self._description.siblings = SiblingStates(self._others)
             if resumption is not None:
                 resumption.forget_first_epoch()
-        self._epoch = epoch
-        self._batch = 0
+        self._at.epoch = epoch
+        self._at.batch = 0
         if resumption is not None and resumption.is_in_epoch and epoch == resumption.state.epoch:
-            self._batch = resumption.state.batch
+            self._at.batch = resumption.state.batch
         elif resumption is not None:
-            resumption.restore(self._siblings)
+            resumption.restore(self._description.siblings)
             resumption.forget_answers()
 
     @abandoning
@@ -292,19 +284,22 @@ class FitRun:
         if self._was_answered:
             self._was_answered = False
             if self._resumption is not None and self._resumption.answers_left == 0:
-                self._resumption.restore(self._siblings)
+                self._resumption.restore(self._description.siblings)
             return
         self.raise_error()
-        options = self._options
         is_due = self._schedule.is_due(self._steps_of_execution, self._step)
-        # Several workers can't agree when a signal came, but they do agree when to save.
-        leaves = self.preemption_asked and (is_due or options.num_shards == 1)
         judged = is_due and self._metric is not None and not self._metric.name.startswith("val_")
         is_better = judged and self._metric is not None and self._metric.judge(logs)
-        if leaves:
-            self._leave(logs)
-        if is_due and (is_better or not options.save_best_only):
+        saves = is_due and (is_better or not self._options.save_best_only)
+        if self.preemption_asked and (saves or not self._waits_for_others):
+            self._leave(logs, in_epoch=True, judged=judged)
+        if saves:
             self._save(logs, in_epoch=True, judged=judged)
+
+    @property
+    def _waits_for_others(self) -> bool:
+        """Whether a signal is heeded at the next save: workers can't agree when it came, but do agree when to save."""
+        return self._options.num_shards > 1
 
     def before_validation(self) -> None:
         """Before validation, which begins with a reset of the metrics: a save during it must have those of training."""
@@ -319,19 +314,23 @@ class FitRun:
         Raises:
             SystemExit: preemption was asked for, and the checkpoint is on disk.
         """
-        if self.preemption_asked and self._options.num_shards == 1 and self._before_validation is not None:
-            self._leave({})
+        if self.preemption_asked and not self._waits_for_others and self._before_validation is not None:
+            self._leave({}, in_epoch=True, judged=False)
 
     def add_progress(self, logs: dict[str, Any]) -> None:
         """Puts what was saved last into the logs of an epoch, before other callbacks write these somewhere."""
         saved = self._saver.last
         for name in ("step", "batches", "stall_ms", "write_seconds", "size_mb"):
             # From the first epoch on, since CSVLogger and others take the first for all.
-            logs[f"{_PROGRESS}{name}"] = 0 if saved is None else getattr(saved, name)
+            logs[f"{PROGRESS}{name}"] = 0 if saved is None else getattr(saved, name)
 
     @abandoning
     def after_epoch(self, logs: dict[str, Any]) -> None:
-        """At the end of an epoch, behind all other callbacks."""
+        """At the end of an epoch, behind all other callbacks.
+
+        Raises:
+            SystemExit: preemption was asked for, and the checkpoint is on disk.
+        """
         self._before_validation = None
         has_validation = self._call is None or self._call.validation_data is not None
         validated = not has_validation or any(name.startswith("val_") for name in logs)
@@ -339,13 +338,18 @@ class FitRun:
         self._expected.check_after_epoch(logs, validated=validated)
         is_better = self._metric is not None and self._metric.judge(logs)
         stops = bool(self._model.stop_training)
-        is_last = stops or (self._call is not None and self._epoch + 1 >= self._call.epochs)
-        is_new = self._batches != self._batches_at_save
+        is_last = stops or (self._call is not None and self._at.epoch + 1 >= self._call.epochs)
+        is_new = self._at.batches != self._batches_at_save
         if self._options.save_best_only:
             is_due = is_better
         else:
             is_due = self._schedule.is_every_epoch or is_better or (is_last and is_new)
+        if is_due and self.preemption_asked and self._waits_for_others and not is_last:
+            self._leave(logs, in_epoch=False, judged=True)
         if is_due:
+            if is_last:
+                # There is no later one, so that this one is not skipped.
+                self._saver.wait()
             self._save(logs, in_epoch=False, judged=True, stopped=stops)
 
     @abandoning
@@ -353,8 +357,8 @@ class FitRun:
         """At the end of training, before all other callbacks: EarlyStopping may put the best weights back."""
         if self._resumption is not None:
             if not self._epochs_begun:
-                self._siblings = SiblingStates(self._others)
-            self._resumption.restore(self._siblings)
+                self._description.siblings = SiblingStates(self._others)
+            self._resumption.restore(self._description.siblings)
 
     def ask_for_preemption(self) -> None:
         """Lets training end after the step that runs."""
@@ -371,46 +375,22 @@ class FitRun:
 
     def _save(self, logs: dict[str, Any], *, in_epoch: bool, judged: bool, stopped: bool = False) -> None:
         begun = time.perf_counter()
-        step = self._step()
-        values, arrays = self._siblings.state()
-        history = values.get("History", {}).pop("history", {})
-        data = self._position.state(in_epoch=in_epoch)
-        replaced = {f"{CALLBACKS}{path}": array for path, array in arrays.items()}
-        if self._before_validation is not None:
-            metrics, data["validation_epochs"] = self._before_validation
-            replaced |= metrics
-        values[OWN_STATE] = {
-            "stopped": stopped,
-            "logs": numbers(self._logs),
-            "epochs": None if self._call is None else self._call.epochs,
-            "steps_in_epoch": self._steps_in_epoch,
-        }
-        state = TrainingState(
-            epoch=self._epoch + (not in_epoch),
-            batch=self._batch if in_epoch else 0,
-            optimizer_step=step,
-            steps=self._batches,
-            metrics={key: value for key, value in numbers(logs).items() if not key.startswith(_PROGRESS)},
-            monitor=self._monitor_state(logs, judged=judged),
-            data=data,
-            callbacks=values,
-            history=history,
-            loss_scale=loss_scale(self._model),
-            num_shards=self._options.num_shards,
+        state, replaced = self._description.state(
+            self._at, logs, self._before_validation, in_epoch=in_epoch, judged=judged, stopped=stopped
         )
-        known = {**numbers(logs), "step": step, "batches": self._batches, "epoch": self._epoch + 1}
-        # Preemption comes when it comes, and not each epoch need have its validation: no save fails for want of a name.
-        template = self._template if known.keys() >= set(self._template.keys) else NameTemplate()
-        name = template.name(known)
+        name = self._description.name(self._at, logs, state.optimizer_step)
         if self._saver.save(name, state, replaced, begun):
-            self._batches_at_save = self._batches
+            self._batches_at_save = self._at.batches
+        elif judged and self._metric is not None:
+            # Skipped: a best value of which there is no checkpoint would keep later ones away.
+            self._metric.take_back()
         self._schedule.saved()
 
-    def _leave(self, logs: dict[str, Any]) -> None:
+    def _leave(self, logs: dict[str, Any], *, in_epoch: bool, judged: bool) -> None:
         self._saver.hurry()
         # So that this one is not skipped.
         self._saver.wait()
-        self._save(logs, in_epoch=True, judged=False)
+        self._save(logs, in_epoch=in_epoch, judged=judged)
         self._saver.wait()
         previous = self._signals.previous_handler()
         self._end()
@@ -420,10 +400,4 @@ class FitRun:
         raise SystemExit(PREEMPTED_EXIT_CODE)
 
     def _step(self) -> int:
-        return optimizer_step(self._model, otherwise=self._batches)
-
-    def _monitor_state(self, logs: dict[str, Any], *, judged: bool) -> dict[str, Any] | None:
-        if self._metric is None:
-            return None
-        value = logs.get(self._metric.name) if judged else None
-        return {**self._metric.state(), "value": None if value is None else float(value)}
+        return self._description.step(self._at)

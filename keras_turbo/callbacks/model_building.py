@@ -6,7 +6,7 @@ import keras
 import tensorflow as tf
 
 from keras_turbo.callbacks.fit_call import FitCall
-from keras_turbo.checkpoint.model_state import build_metrics
+from keras_turbo.checkpoint.first_step import build_metrics
 
 
 def build_for(model: keras.Model, call: FitCall | None) -> None:

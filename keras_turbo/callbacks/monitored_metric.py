@@ -33,6 +33,7 @@ class MonitoredMetric:
         self.name = name
         self.mode = mode
         self.best: float | None = None
+        self._best_before: float | None = None
 
     def settle_mode(self, model: keras.Model) -> None:
         """Finds out what "auto" means for the metric of a model.
@@ -45,6 +46,7 @@ class MonitoredMetric:
 
     def judge(self, logs: Mapping[str, Any]) -> bool:
         """Whether the logs have the best value so far, which is then kept. False where they don't have the metric."""
+        self._best_before = self.best
         value = logs.get(self.name)
         if value is None or math.isnan(value := float(value)):
             return False
@@ -52,6 +54,10 @@ class MonitoredMetric:
             return False
         self.best = value
         return True
+
+    def take_back(self) -> None:
+        """Lets the last value that was judged be as if it had not come: nothing was saved of it."""
+        self.best = self._best_before
 
     def state(self) -> dict[str, Any]:
         """Name, mode and best value, made of JSON's types."""

@@ -71,6 +71,11 @@ class Resumption:
         return bool(own.get("stopped", False)) and not asks_for_more
 
     @property
+    def is_done(self) -> bool:
+        """Whether there is nothing left to train."""
+        return self.was_stopped or (self._call is not None and self.state.epoch >= self._call.epochs)
+
+    @property
     def is_in_epoch(self) -> bool:
         """Whether an epoch is to begin in its middle."""
         return self.state.batch > 0
@@ -98,6 +103,8 @@ class Resumption:
             )
         if self.state.data is not None:
             position.restore(self.state.data)
+            if not self.is_done:
+                position.warn_of_drawn_order()
         epoch = self.state.epoch
         if self.was_stopped and self._call is not None:
             epoch = max(epoch, self._call.epochs)
@@ -158,7 +165,7 @@ class Resumption:
         Args:
             directory: where the checkpoint was found.
         """
-        if self._call is None or not (self.was_stopped or self.state.epoch >= self._call.epochs):
+        if self._call is None or not self.is_done:
             return
         how = "a callback had stopped it" if self.was_stopped else f"all {self._call.epochs} epochs are done"
         warnings.warn(

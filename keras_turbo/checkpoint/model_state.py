@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_turbo.checkpoint.first_step import build_optimizer, check_built
 from keras_turbo.checkpoint.keras_layout import Owner, global_seed_generator, walk_owners
 
 # Where in `extra` metrics are: what an epoch has summed up so far. The rest of `extra` belongs to the model.
@@ -75,7 +76,7 @@ def collect_state(model: keras.Model) -> ModelState:
     Raises:
         ValueError: the model isn't built, so that it has no variables yet.
     """
-    _check_built(model)
+    check_built(model)
     owners = walk_owners(model)
     weights: dict[str, Any] = {}
     computing = []
@@ -124,7 +125,7 @@ def assign_state(
 
     Metrics are another matter: they don't change what a model is, but a model may be compiled with others, and it
     creates those given to `compile` at the first step. So metrics that don't fit are left as they are and named in what
-    is returned. `build_metrics` creates them, `assign_metrics` assigns them alone.
+    is returned. `first_step.build_metrics` creates them, `assign_metrics` assigns them alone.
 
     Example:
 
@@ -207,43 +208,6 @@ def metric_values(model: keras.Model) -> dict[str, np.ndarray]:
     return {path: np.array(raw(variable).numpy()) for path, variable in _metric_variables(model)}
 
 
-def build_metrics(model: keras.Model, batch_spec: Any) -> None:
-    """Creates the metrics that were given to `compile`, which Keras does at the first step. Does nothing if they exist.
-
-    Args:
-        model: a built, compiled model.
-        batch_spec: shapes and dtypes of one batch as `fit` gets it: `dataset.element_spec`, or a batch.
-
-    Raises:
-        ValueError: the model isn't built.
-    """
-    _check_built(model)
-    # Keras has no public way to create them without a step. `_symbolic_build` computes nothing and changes no variable.
-    try:
-        build: Callable[..., None] = model._symbolic_build
-    except AttributeError as error:
-        raise RuntimeError(f"Keras {keras.__version__} does not build metrics as 3.12 to 3.15 do.") from error
-    with model.distribute_strategy.scope():
-        build(data_batch=batch_spec)
-
-
-def build_optimizer(model: keras.Model) -> None:
-    """Creates the optimizer's variables, which Keras does at the first step. Does nothing if they exist.
-
-    Args:
-        model: a built model, compiled or not.
-
-    Raises:
-        ValueError: the model isn't built.
-    """
-    _check_built(model)
-    # A model that was never compiled has no such attribute.
-    optimizer = getattr(model, "optimizer", None)
-    if optimizer is not None and not optimizer.built:
-        with model.distribute_strategy.scope():
-            optimizer.build(model.trainable_variables)
-
-
 def is_variable(value: Any) -> bool:
     """Whether this is a variable and not an array."""
     return isinstance(value, (keras.Variable, tf.Variable))
@@ -252,15 +216,6 @@ def is_variable(value: Any) -> bool:
 def raw(variable: Any) -> tf.Variable:
     """TensorFlow's variable behind that of Keras."""
     return variable.value if isinstance(variable, keras.Variable) else variable
-
-
-def _check_built(model: keras.Model) -> None:
-    if model.built:
-        return
-    raise ValueError(
-        f"The model {model.name!r} isn't built: its variables don't exist yet, so there is no state to take or to "
-        "restore. Call it once on a batch, call `model.build(input_shape)`, or begin it with `keras.Input(shape)`."
-    )
 
 
 def _own_values(owner: Owner) -> dict[str, Any]:

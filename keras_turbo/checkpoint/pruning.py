@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from keras_turbo.checkpoint.catalog import newest_first
@@ -89,4 +90,5 @@ class Pruner:
         # The value by which it was judged: the mean of half an epoch is not one.
         is_same = self._metric is not None and monitor.get("name") == self._metric.name
         metric = monitor.get("value") if is_same else None
-        return SavedCheckpoint(name, state.wall_time, metric)
+        diverged = not math.isfinite(state.metrics.get("loss", 0.0))
+        return SavedCheckpoint(name, state.wall_time, metric, diverged=diverged)

@@ -115,8 +115,7 @@ class RemoteFiles:
         return _retried_here(lambda: tf.io.gfile.isdir(path), path)
 
     def size(self, path: str) -> int:
-        with _system_errors(path):
-            return tf.io.gfile.stat(path).length
+        return _retried_here(lambda: tf.io.gfile.stat(path).length, path)
 
     def make_folder(self, path: str) -> None:
         _retried_here(lambda: tf.io.gfile.makedirs(path), path)
@@ -143,7 +142,7 @@ class RemoteFiles:
                 yield chunk
 
     def read(self, path: str) -> bytes:
-        return b"".join(self.chunks(path))
+        return _retried_here(lambda: b"".join(self.chunks(path)), path)
 
     @contextlib.contextmanager
     def local_copy(self, path: str) -> Iterator[str]:

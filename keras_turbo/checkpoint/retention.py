@@ -19,12 +19,14 @@ class SavedCheckpoint:
         wall_time: of its save, seconds since 1970.
         metric: the watched metric at its save, None or NaN if there was none.
         good: whether it is whole.
+        diverged: whether the loss was NaN or infinite at its save.
     """
 
     name: str
     wall_time: float
     metric: float | None = None
     good: bool = True
+    diverged: bool = False
 
 
 def names_to_delete(
@@ -38,7 +40,8 @@ def names_to_delete(
     """Says which checkpoints can go. It looks at nothing but its arguments.
 
     Kept are the newest `max_to_keep` good ones, the best `keep_best`, and one for every `keep_every_hours`. The best
-    and the newest good one are kept whatever is asked for. One that is damaged counts for nothing, and goes when it is
+    and the newest good one are kept whatever is asked for, and the newest good one before the loss became NaN, which is
+    where a run can be taken up again. One that is damaged counts for nothing, and goes when it is
     older than all that are kept for being new.
 
     Example:
@@ -69,6 +72,7 @@ def names_to_delete(
         return []
     newest = good[-max_to_keep:]
     kept = {entry.name for entry in newest} | _best(good, max(1, keep_best), mode)
+    kept |= {entry.name for entry in [one for one in good if not one.diverged][-1:]}
     if keep_every_hours is not None:
         kept |= _spaced(good, keep_every_hours * _SECONDS_PER_HOUR)
     oldest_new = entries.index(newest[0])

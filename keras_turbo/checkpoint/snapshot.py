@@ -13,8 +13,9 @@ import keras
 import numpy as np
 
 from keras_turbo.checkpoint.buffers import BufferPool, BufferSet
+from keras_turbo.checkpoint.first_step import build_optimizer
 from keras_turbo.checkpoint.host_copy import copy_all, read_tensor
-from keras_turbo.checkpoint.model_state import ModelState, build_optimizer, collect_state, is_variable, raw
+from keras_turbo.checkpoint.model_state import ModelState, collect_state, is_variable, raw
 from keras_turbo.checkpoint.structure_watch import StructureWatch
 
 _logger = logging.getLogger(__name__)

@@ -134,7 +134,7 @@ def _read_state(location: Location, path: str, problems: list[str]) -> TrainingS
 def _marker(content: bytes) -> dict[str, Any]:
     try:
         marker = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ValueError("is damaged") from None
     version = marker.get("format_version") if isinstance(marker, dict) else None
     if isinstance(version, int) and version > FORMAT_VERSION:
@@ -142,7 +142,9 @@ def _marker(content: bytes) -> dict[str, Any]:
             f"{MARKER} has format version {version}; this version of keras_turbo knows {FORMAT_VERSION}"
         )
     record = marker.get(STATE) if isinstance(marker, dict) else None
-    if version != FORMAT_VERSION or not isinstance(record, dict) or not {"bytes", "checksum"} <= record.keys():
+    if version != FORMAT_VERSION or not isinstance(record, dict):
+        raise ValueError("is damaged")
+    if type(record.get("bytes")) is not int or not isinstance(record.get("checksum"), str):
         raise ValueError("is damaged")
     return record
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import errno
+import itertools
 import json
 import os
 import pickle
@@ -15,6 +16,7 @@ import threading
 import warnings
 from pathlib import Path
 
+import h5py
 import keras
 import numpy as np
 import pytest
@@ -27,6 +29,7 @@ from keras_turbo.callbacks.model_building import build_for
 from keras_turbo.checkpoint import DirectoryInUseError
 from keras_turbo.checkpoint.local_files import LocalFiles
 from keras_turbo.checkpoint.restoring import read_checkpoint
+from keras_turbo.checkpoint.snapshot import Snapshots
 
 X = np.random.default_rng(0).normal(size=(16, 3)).astype("float32")
 Y = X.sum(axis=1, keepdims=True)
@@ -42,6 +45,18 @@ def fit(model, *callbacks, epochs=1, batch_size=4, **options):
     return model.fit(
         X, Y, batch_size=batch_size, epochs=epochs, shuffle=False, verbose=0, callbacks=[*callbacks], **options
     )
+
+
+def rows() -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices((X, Y))
+
+
+class InBatches(keras.utils.PyDataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return X[4 * index : 4 * index + 4], Y[4 * index : 4 * index + 4]
 
 
 def names(directory) -> list[str]:
@@ -152,6 +167,17 @@ class TestWhenItSaves:
         fit(small_model(), AsyncCheckpoint(tmp_path, save_freq="2h"), epochs=2)
         assert steps(tmp_path) == [8]
 
+    def test_the_last_one_is_never_skipped(self, tmp_path):
+        options = {"save_freq": 1, "when_busy": "skip", "max_to_keep": None}
+        x = np.zeros((8, 300), "float32")
+        model = keras.Sequential([keras.Input((300,)), keras.layers.Dense(300)])
+        model.compile("sgd", "mse", jit_compile=False)
+        checkpoint = AsyncCheckpoint(tmp_path, max_write_mb_per_second=2, **options)
+        model.fit(x, x, batch_size=1, verbose=0, callbacks=[checkpoint])
+        # The disk is too slow for each.
+        assert 8 in steps(tmp_path)
+        assert len(steps(tmp_path)) < 8
+
     @pytest.mark.parametrize("save_freq", [True, 0, -1, 1.5, "10", "day", "0s", "", None, "5 parsecs"])
     def test_what_is_no_rhythm(self, tmp_path, save_freq):
         with pytest.raises((TypeError, ValueError), match="`save_freq` must be .* Received: "):
@@ -215,6 +241,9 @@ class TestWhatItSaves:
         other.load_weights(tmp_path / "step-00000004" / "model.weights.h5")
         np.testing.assert_array_equal(other.get_weights()[0], model.get_weights()[0])
         assert int(other.optimizer.iterations) == 4
+        with h5py.File(tmp_path / "step-00000004" / "model.weights.h5") as file:
+            assert file["layers/dense/vars"].attrs["name"] == model.layers[0].name
+            assert file["optimizer/vars"].attrs["name"] == model.optimizer.name
 
     def test_progress_is_in_logs_history_and_tensorboard(self, tmp_path):
         board = keras.callbacks.TensorBoard(tmp_path / "board")
@@ -306,6 +335,16 @@ class TestTheBest:
         assert run([0, 0, 0.8, 0.95], 4).best == 0.95
         assert steps(tmp_path) == [4, 8, 16]
 
+    def test_a_best_one_that_is_skipped_is_not_the_best(self, tmp_path, monkeypatch):
+        take = Snapshots.take
+        takes = itertools.count()
+        monkeypatch.setattr(Snapshots, "take", lambda snapshots: None if next(takes) == 1 else take(snapshots))
+        checkpoint = AsyncCheckpoint(tmp_path, monitor="score", mode="max", save_best_only=True, when_busy="skip")
+        fit(small_model(), Logging(score=[0.5, 0.9, 0.7, 0.6]), checkpoint, epochs=4)
+        # The second was skipped, so that the third is the best that there is.
+        assert steps(tmp_path) == [4, 12]
+        assert checkpoint.best == 0.7
+
     def test_nan_is_never_the_best(self, tmp_path):
         checkpoint = AsyncCheckpoint(tmp_path, monitor="score", mode="min", save_best_only=True)
         fit(small_model(), Logging(score=[float("nan"), 2.0, float("nan")]), checkpoint, epochs=3)
@@ -360,7 +399,8 @@ class TestTheBest:
             ({"name_template": "../{step}"}, "plain name"),
             ({"max_write_mb_per_second": 0}, "positive number of megabytes"),
             ({"max_shard_mb": -1}, "positive number of megabytes"),
-            ({"num_shards": 2, "index": 2}, "index below"),
+            ({"num_shards": 2, "index": 2}, "`index` must be .* below num_shards=2. Received: index=2"),
+            ({"num_shards": 0}, "`num_shards` must be an integer from 1. Received: num_shards=0"),
             ({"num_shards": 2, "save_freq": "10s"}, "clocks don't agree"),
         ],
     )
@@ -481,6 +521,14 @@ class TestAnotherFit:
         with pytest.raises(ValueError, match="isn't built, so that no checkpoint can be restored into it"):
             build_for(model, None)
 
+    def test_a_loss_that_is_nan_leaves_one_from_before(self, tmp_path):
+        model, checkpoint = small_model("sgd"), AsyncCheckpoint(tmp_path, max_to_keep=1)
+        fit(model, checkpoint, epochs=2)
+        callbacks = [checkpoint, keras.callbacks.TerminateOnNaN()]
+        model.fit(X * np.nan, Y, batch_size=4, epochs=4, shuffle=False, verbose=0, callbacks=callbacks)
+        assert steps(tmp_path) == [8, 9]
+        assert np.isnan(state_of(tmp_path, "step-00000009").metrics["loss"])
+
     @pytest.mark.parametrize("when", ["new", "fitted"])
     @pytest.mark.parametrize(
         "how", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))], ids=["copy", "pickle"]
@@ -489,10 +537,41 @@ class TestAnotherFit:
         checkpoint = AsyncCheckpoint(tmp_path, monitor="loss", save_freq=2)
         if when == "fitted":
             fit(small_model(), checkpoint)
-        other = copy.deepcopy(checkpoint) if how == "deepcopy" else pickle.loads(pickle.dumps(checkpoint))
+        other = how(checkpoint)
         assert (other.best, other.last_checkpoint) == (checkpoint.best, checkpoint.last_checkpoint)
         fit(small_model(), other, epochs=2)
         assert steps(tmp_path)[-1] == 8
+
+    @pytest.mark.parametrize(
+        ("data", "times"),
+        [
+            (lambda: {"x": X, "y": Y, "batch_size": 4}, 1),
+            (lambda: {"x": X, "y": Y, "batch_size": 4, "shuffle": False}, 0),
+            (lambda: {"x": InBatches()}, 1),
+            (lambda: {"x": rows().shuffle(16, seed=1).batch(4).prefetch(1)}, 1),
+            (lambda: {"x": rows().shuffle(16, seed=1, reshuffle_each_iteration=False).batch(4)}, 0),
+            (lambda: {"x": rows().batch(4)}, 0),
+            (lambda: {"x": FastDataset(X, Y, batch_size=4, shuffle=True, seed=1)}, 0),
+        ],
+        ids=[
+            "arrays",
+            "arrays in order",
+            "PyDataset",
+            "tf.data",
+            "tf.data in one order",
+            "tf.data in order",
+            "FastDataset",
+        ],
+    )
+    def test_an_order_that_is_drawn_anew_is_told(self, tmp_path, data, times):
+        def run(epochs):
+            small_model().fit(**data(), epochs=epochs, verbose=0, callbacks=[AsyncCheckpoint(tmp_path)])
+
+        run(1)
+        with told("don't have the order that they would have had", times=times):
+            run(2)
+        with told("has ended|have the order"):
+            run(2)
 
     def test_data_that_are_others_are_told(self, tmp_path):
         def run(**options):
@@ -604,6 +683,15 @@ class TestFaults:
         assert int(model.optimizer.iterations) == 12
         assert steps(tmp_path) == [4]
 
+    def test_an_old_one_that_can_not_be_deleted(self, tmp_path, monkeypatch):
+        def refuse(directory, name):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)
+
+        monkeypatch.setattr("keras_turbo.checkpoint.pruning.delete_checkpoint", refuse)
+        with told("step-00000008 is saved, and older ones .* could not be deleted: .*step-00000004"):
+            fit(small_model(), AsyncCheckpoint(tmp_path, max_to_keep=1, on_error="warn"), epochs=2)
+        assert steps(tmp_path) == [4, 8]
+
     def test_a_folder_that_goes_under_way(self, tmp_path):
         class Removing(keras.callbacks.Callback):
             def on_epoch_begin(self, epoch, logs=None):
@@ -613,6 +701,8 @@ class TestFaults:
         with warnings.catch_warnings(record=True):
             warnings.simplefilter("always")
             fit(small_model(), checkpoint, Removing(), epochs=2)
+        assert checkpoint.last_checkpoint == tmp_path / "checkpoints" / "step-00000008"
+        assert keras_turbo.checkpoint.verify(checkpoint.last_checkpoint)[0].ok
 
     @pytest.mark.filterwarnings("ignore:Resuming in the middle of an epoch reads")
     @pytest.mark.parametrize("where", ["in the step", "in another callback"])
@@ -669,6 +759,31 @@ class TestPreemption:
         assert called == ([[2]] if how == "SIGTERM" else [])
         state = state_of(tmp_path, "step-00000002")
         assert (state.epoch, state.batch) == (0, 2)
+
+    @pytest.mark.parametrize(("save_freq", "expected"), [("epoch", [4]), (3, [3])])
+    def test_several_workers_leave_at_the_next_save(self, tmp_path, save_freq, expected):
+        codes = {}
+
+        def work(index, model):
+            checkpoint = AsyncCheckpoint(tmp_path, save_freq=save_freq, num_shards=2, index=index)
+            # The signal reaches them at different steps.
+            ask = keras.callbacks.LambdaCallback(
+                on_train_batch_end=lambda batch, logs: checkpoint.preempt() if batch == index else None
+            )
+            try:
+                fit(model, ask, checkpoint, epochs=3)
+            except SystemExit as exit_of:
+                codes[index] = exit_of.code
+
+        threads = [threading.Thread(target=work, args=(index, small_model())) for index in (0, 1)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert codes == {0: 143, 1: 143}
+        assert steps(tmp_path) == expected
+        (health,) = keras_turbo.checkpoint.verify(tmp_path)
+        assert health.ok
 
     def test_during_validation(self, tmp_path):
         def run(directory, *callbacks):

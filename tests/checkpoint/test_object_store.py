@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from keras_turbo.checkpoint import latest, verify
+from keras_turbo.checkpoint import latest, retrying, verify
 from keras_turbo.checkpoint.directory import claim, delete_checkpoint
 from keras_turbo.checkpoint.lock import DirectoryInUseError, DirectoryLock
 from keras_turbo.checkpoint.restoring import read_checkpoint
@@ -88,6 +88,28 @@ def test_damage_is_found(directory):
     with tf.io.gfile.GFile(path, "wb") as file:
         file.write(bytes(content))
     assert "model.weights.h5 is damaged" in verify(directory)[0].problems[0]
+
+
+@pytest.mark.parametrize(("where", "call"), [(tf.io.gfile, "stat"), (tf.io.gfile, "GFile")], ids=["size", "content"])
+def test_what_a_store_refuses_for_a_moment_is_no_damage(directory, monkeypatch, where, call):
+    monkeypatch.setattr(retrying, "_WAITS_SECONDS", (0.0, 0.0, 0.0))
+    for step in (1, 2):
+        save(directory, step)
+    whole = getattr(where, call)
+    met = []
+
+    def refused_once(path, *arguments):
+        # For each file of the newest checkpoint.
+        if "step-00000002" in path and path not in met:
+            met.append(path)
+            raise tf.errors.UnavailableError(None, None, "Slow down")
+        return whole(path, *arguments)
+
+    monkeypatch.setattr(where, call, refused_once)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert latest(directory) == f"{directory}/step-00000002"
+    assert {path.rpartition("/")[2] for path in met} >= {"model.weights.h5", "extra_state.h5"}
 
 
 def write_lock(directory, content):

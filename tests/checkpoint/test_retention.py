@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 
@@ -59,6 +60,15 @@ def test_damaged_ones_count_for_nothing():
     saved = entries(0.1, 0.5, 0.6, 0.7, 0.0, good=[False, True, True, True, False])
     # The newest good two are 2 and 3, the best good one is 1; the damaged 4 may be looked into, 0 is old.
     assert names_to_delete(saved, max_to_keep=2) == ["0"]
+
+
+def test_the_newest_before_the_loss_was_nan_stays():
+    whole, nan = SavedCheckpoint("a", 0.0), SavedCheckpoint("b", 1.0)
+    diverged = [dataclasses.replace(nan, name=name, diverged=True) for name in "cdef"]
+    assert names_to_delete([whole, nan, *diverged], max_to_keep=2) == ["a", "c", "d"]
+    # Until there is another one.
+    assert names_to_delete([nan, *diverged, SavedCheckpoint("g", 9.0)], max_to_keep=1) == ["b", "c", "d", "e", "f"]
+    assert names_to_delete(diverged, max_to_keep=1) == ["c", "d", "e"]
 
 
 def test_the_only_good_one_stays():

@@ -47,6 +47,12 @@ def lead_out(folder):
     (folder / "COMMITTED").unlink()
 
 
+def without_a_checksum(folder):
+    marker = json.loads((folder / "COMMITTED").read_text())
+    marker["training_state.json"]["checksum"] = None
+    (folder / "COMMITTED").write_text(json.dumps(marker))
+
+
 DAMAGE = {
     "a flipped bit in the weights": (flip("model_00001.weights.h5"), "model_00001.weights.h5 is damaged: its checksum"),
     "one in the last byte": (flip("model_00000.weights.h5", -1), "model_00000.weights.h5 is damaged"),
@@ -57,6 +63,11 @@ DAMAGE = {
     "truncated weights": (cut("model_00001.weights.h5", 1), "model_00001.weights.h5 has"),
     "a truncated training state": (cut("training_state.json", 10), "training_state.json has"),
     "an empty commit marker": (lambda folder: (folder / "COMMITTED").write_bytes(b""), "COMMITTED is damaged"),
+    "a commit marker without a checksum": (without_a_checksum, "COMMITTED is damaged"),
+    "a commit marker that is nested deep": (
+        lambda folder: (folder / "COMMITTED").write_text("[" * 100_000),
+        "COMMITTED is damaged",
+    ),
     "a byte too many": (grow, "extra_state.h5 has"),
     "a missing shard": (remove("model_00001.weights.h5"), "model_00001.weights.h5 is missing"),
     "a missing index of shards": (remove("model.weights.json"), "model.weights.json is missing"),
