@@ -112,7 +112,7 @@ def test_more_files_than_may_be_open(tmp_path):
     import resource
 
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # Of the tests before, some may still be open.
+    # Other tests' files may still be open. A new file gets the lowest free number, which must be below the limit.
     highest = max(int(name) for name in os.listdir("/proc/self/fd"))
     paths = [write_records(tmp_path / f"{k:03d}", [str(k).encode()]) for k in range(150)]
     resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 100, before[1]))

@@ -26,8 +26,11 @@ from keras_turbo.data.records.framing import what_is_wrong
 from keras_turbo.data.records.index import RecordIndex
 from keras_turbo.data.records.unpacking import DAMAGE_MARK
 
-# A process may have so many files open at a time; this share of them is ours, and more files are opened for each read.
+# Of the files that this process may still open, this share is kept open; all others are opened for each read.
 _SHARE_OF_OPEN_FILES = 0.25
+
+# Linux and macOS list a process' own open files there.
+_OWN_OPEN_FILES = "/dev/fd"
 
 # Of what one call writes, the system sets a limit: IOV_MAX of POSIX.
 _MOST_PIECES = os.sysconf("SC_IOV_MAX")
@@ -138,9 +141,8 @@ class RecordReader:
         entries, files = self._entry_and_file(positions)
         begins = self._offsets[entries + files]
         sizes = self._offsets[entries + files + 1] - begins
-        with self._files.opened(np.unique(files).tolist()) as descriptors:
-            for file, begin, size in zip(files.tolist(), begins.tolist(), sizes.tolist(), strict=True):
-                yield _read_fully(descriptors[file], size, begin)
+        for file, begin, size in zip(files.tolist(), begins.tolist(), sizes.tolist(), strict=True):
+            yield self._files.read(file, begin, size)
 
     def _entry_and_file(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         entries = positions if self._order is None else self._order[positions]
@@ -270,37 +272,38 @@ def _close_all(files: queue.SimpleQueue[tuple[int, str]]) -> None:
 
 
 class _OpenFiles:
-    """Data files, kept open where they are few enough, and opened for each read where not."""
+    """Data files, of which some are kept open and the others opened for each read."""
 
     def __init__(self, paths: list[str]) -> None:
         self._paths = paths
         self._lock = threading.Lock()
         self._descriptors: dict[int, int] = {}
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._keeps_open = limit == resource.RLIM_INFINITY or len(paths) <= limit * _SHARE_OF_OPEN_FILES
+        if limit == resource.RLIM_INFINITY:
+            self._most_kept_open = len(paths)
+        else:
+            self._most_kept_open = int((limit - len(os.listdir(_OWN_OPEN_FILES))) * _SHARE_OF_OPEN_FILES)
         weakref.finalize(self, _close_descriptors, self._descriptors)
 
     def read(self, file: int, offset: int, size: int) -> bytes:
-        with self.opened([file]) as descriptors:
-            return _read_fully(descriptors[file], size, offset)
-
-    @contextlib.contextmanager
-    def opened(self, files: list[int]) -> Iterator[dict[int, int]]:
-        """A context in which some files are open: their descriptors by their numbers."""
-        if self._keeps_open:
-            with self._lock:
-                for file in files:
-                    if file not in self._descriptors:
-                        self._descriptors[file] = os.open(self._paths[file], os.O_RDONLY)
-            yield self._descriptors
-            return
-        opened: dict[int, int] = {}
+        descriptor = self._kept_open(file)
+        if descriptor is not None:
+            return _read_fully(descriptor, size, offset)
+        descriptor = os.open(self._paths[file], os.O_RDONLY)
         try:
-            for file in files:
-                opened[file] = os.open(self._paths[file], os.O_RDONLY)
-            yield opened
+            return _read_fully(descriptor, size, offset)
         finally:
-            _close_descriptors(opened)
+            os.close(descriptor)
+
+    def _kept_open(self, file: int) -> int | None:
+        descriptor = self._descriptors.get(file)
+        if descriptor is None:
+            with self._lock:
+                # Another thread may have opened it by now.
+                descriptor = self._descriptors.get(file)
+                if descriptor is None and len(self._descriptors) < self._most_kept_open:
+                    descriptor = self._descriptors[file] = os.open(self._paths[file], os.O_RDONLY)
+        return descriptor
 
 
 def _close_descriptors(descriptors: dict[int, int]) -> None:
