@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 import tensorflow as tf
 
@@ -16,6 +16,9 @@ from keras_turbo.data.sources.files import files_source
 from keras_turbo.data.sources.image_folder import Subset, image_folder_sources
 from keras_turbo.data.sources.source import Source
 from keras_turbo.data.sources.tfrecord import tfrecord_source
+
+if TYPE_CHECKING:
+    from typing import Self  # from Python 3.11 on
 
 
 class FileDatasets(ResumableDataset):
