@@ -144,12 +144,12 @@ def cost_us(measured: dict[str, list[float]]) -> float:
 
 
 def main() -> None:
-    options = _measure.parser(__doc__, "monitor_cost", rounds=9).parse_args()
+    options = _measure.parser(__doc__, "monitor_cost", rounds=5).parse_args()
     _measure.hide_gpus()
     # That there is no GPU is no news here.
     warnings.filterwarnings("ignore", "GpuUtilization gives no figures of GPUs")
     rounds = _measure.num_rounds(options)
-    steps, batches = (20, 200) if options.quick else (400, 20_000)
+    steps, batches = (20, 200) if options.quick else (1_200, 20_000)
     comparisons, targets, largest = [], [], 0.0
     for title, units in SIZES.items():
         measured, difference = fit_cost(units, steps, rounds)

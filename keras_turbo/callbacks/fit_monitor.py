@@ -182,11 +182,10 @@ class FitMonitor:
         if self._input_waits.is_new(iterator):
             begin = time.perf_counter()
             function: Any = self._model.train_function
-            replacement = self._input_waits.measured(getattr(function, "train_function", function), iterator)
+            self._input_waits.prepare(getattr(function, "train_function", function), iterator)
             self._times.own(time.perf_counter() - begin)
-        else:
-            replacement = self._input_waits.measured(None, iterator)
-        return self.watched(lambda: run(replacement))
+        chosen = self._input_waits.chosen(iterator, self._times.mean_seconds, self._times.executions)
+        return self.watched(lambda: run(chosen))
 
     @property
     def awaits_execution(self) -> bool:

@@ -115,6 +115,16 @@ class FitTimes:
         """Whether the train function is still to be called in this execution: it is by `fit`, and else by others."""
         return self._begun is not None and not self._returned
 
+    @property
+    def executions(self) -> int:
+        """How many executions of the epoch are over."""
+        return self._executions
+
+    @property
+    def mean_seconds(self) -> float:
+        """How long they took, on average; 0 where there are none."""
+        return self._execution_seconds / self._executions if self._executions else 0.0
+
     def own(self, seconds: float) -> None:
         """To be told what measuring itself took in this execution, so that it is left out."""
         self._own_seconds += seconds

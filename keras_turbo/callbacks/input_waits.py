@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 from keras_turbo.data.input_wait import InputWait, Waits, why_not_timeable
+
+# Between two steps of a fit, a measurement in the graph takes 20 to 40 us a batch (in a loop within one graph, 5). That
+# is too much for executions shorter than this; of those, a share is measured, once there are enough for a mean.
+_SHORT_SECONDS = 0.008
+_SHARE_OF_SHORT = 0.2
+_MEASURED_AT_FIRST = 200
 
 
 class FitInputWaits:
@@ -12,6 +19,9 @@ class FitInputWaits:
 
     Keras' train functions and our graph loop take each batch inside a graph, and are given an iterator that measures
     there. Those of a tuned model that run stacks of batches take them in Python, and measure themselves.
+
+    Where executions are short, one in five is measured, drawn at random, since waits may come in a rhythm; the sums are
+    then those of the measured ones, times how many more there were.
 
     Attributes:
         why_not: why the waits for an iterator could not be measured, as a clause; None where all could.
@@ -27,16 +37,47 @@ class FitInputWaits:
         self._in_python_earlier = Waits()
         self._given: Any = None
         self._replacement: Any = None
+        # Whether some executions are drawn of which the waits are measured; else all are.
+        self._draws = False
+        # Of the executions since the last look at the sums, how many were measured in the graph, and how many not.
+        self._measured = self._skipped = 0
+        # The sums up to that look: as they were read, and with those of the executions that were not measured.
+        self._read = Waits()
+        self._estimated = (0.0, 0.0, 0.0)
+        # Of its own: nobody's random numbers change.
+        self._random = random.Random(0)
 
     def is_new(self, iterator: Any) -> bool:
-        """Whether `measured` has something to prepare for this iterator."""
+        """Whether this iterator must be prepared."""
         return iterator is not self._given
 
-    def measured(self, train_function: Any, iterator: Any) -> Any:
-        """The iterator to give to the train function in place of this one: over the same batches, or the same."""
-        if iterator is not self._given:
-            self._given = iterator
-            self._replacement = self._prepare(train_function, iterator)
+    def prepare(self, train_function: Any, iterator: Any) -> None:
+        """Gets ready to measure the executions of an iterator, of which `chosen` is asked next."""
+        self._given = iterator
+        self._replacement = self._prepare(train_function, iterator)
+
+    def chosen(self, iterator: Any, mean_seconds: float, executions: int) -> Any:
+        """The iterator to give for one more execution on the iterator that was prepared last.
+
+        Args:
+            iterator: that one.
+            mean_seconds: how long executions of this epoch took up to now.
+            executions: how many there were.
+
+        Returns:
+            One that measures, over the same batches, or the same.
+        """
+        if self._replacement is iterator:
+            return iterator
+        draws = executions >= _MEASURED_AT_FIRST and mean_seconds < _SHORT_SECONDS
+        if draws is not self._draws:
+            # Those before count for themselves: the first batch of an epoch, say, is no example of others.
+            self._waits_in_graph()
+            self._draws = draws
+        if draws and self._measured and self._random.random() >= _SHARE_OF_SHORT:
+            self._skipped += 1
+            return iterator
+        self._measured += 1
         return self._replacement
 
     def forget_iterator(self) -> None:
@@ -47,8 +88,7 @@ class FitInputWaits:
         """The sums so far; None where they could not be measured."""
         if self.why_not is not None:
             return None
-        waits = Waits() if self._in_graph is None else self._in_graph.read()
-        return waits + self._waits_in_python()
+        return self._waits_in_graph() + self._waits_in_python()
 
     def _prepare(self, train_function: Any, iterator: Any) -> Any:
         takes_stacks_of = getattr(train_function, "takes_stacks_of", None)
@@ -68,6 +108,23 @@ class FitInputWaits:
         if self._in_graph is None:
             self._in_graph = InputWait()
         return self._in_graph.timed(iterator)
+
+    def _waits_in_graph(self) -> Waits:
+        if self._in_graph is None:
+            return Waits()
+        read = self._in_graph.read()
+        news = read - self._read
+        # The first execution after each look is measured.
+        times = 1.0 + self._skipped / self._measured if self._measured else 1.0
+        seconds, batches, examples = self._estimated
+        self._estimated = (
+            seconds + times * news.seconds,
+            batches + times * news.batches,
+            examples + times * news.examples,
+        )
+        self._read = read
+        self._measured = self._skipped = 0
+        return Waits(self._estimated[0], round(self._estimated[1]), round(self._estimated[2]))
 
     def _waits_in_python(self) -> Waits:
         if self._in_python is None:
