@@ -267,7 +267,9 @@ class Pipeline:
         if not self._makes_rows:
             return self._one_by_one(stacked, from_memory=False)
         size = self.batch_size or 1
-        rows = self.source.make_rows(self._chunks(self.source.rows_at_once or size), PREFETCHED_BATCHES)
+        # Whole batches at a time: putting parts of several together would copy them.
+        at_once = size * max(1, (self.source.rows_at_once or size) // size)
+        rows = self.source.make_rows(self._chunks(at_once), PREFETCHED_BATCHES)
         rows = accounted_for(self, rows.ignore_errors(log_warning=False), self.store)
         if stacked is not None:
             return stacks_of_rows(rows.rebatch(stacked * size, drop_remainder=False), size, self.drop_remainder)

@@ -25,7 +25,9 @@ PYTHON_OPS = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})
 """The operations that call Python, behind which anything may be hidden."""
 
 
-def call_on(owner: Any, function: Callable, inputs: list[tf.Tensor], output_types: Any) -> Any:
+def call_on(
+    owner: Any, function: Callable, inputs: list[tf.Tensor], output_types: Any, *, returns_tensors: bool = False
+) -> Any:
     """Graph code: `tf.numpy_function` of `function(owner, *inputs)` that does not keep the owner alive.
 
     TensorFlow keeps what numpy_function is given until the process ends. A store would stay in memory as long, whose
@@ -36,6 +38,7 @@ def call_on(owner: Any, function: Callable, inputs: list[tf.Tensor], output_type
         function: takes the owner and numpy arrays; must not hold the owner itself.
         inputs: tensors.
         output_types: as `Tout` of `tf.numpy_function`.
+        returns_tensors: whether the function returns tensors, which are then not copied. It costs a little more a call.
 
     Raises:
         ReferenceError: when it runs: nobody holds the owner any more.
@@ -56,6 +59,8 @@ def call_on(owner: Any, function: Callable, inputs: list[tf.Tensor], output_type
     # The raw op: tf.debugging.Assert makes a branch of it, which each iterator would have to instantiate.
     is_open = tf.raw_ops.Assert(condition=calls.open_view, data=["The process is ending."])
     with tf.control_dependencies([is_open]):
+        if returns_tensors:
+            return tf.py_function(lambda *tensors: call(*(tensor.numpy() for tensor in tensors)), inputs, output_types)
         return tf.numpy_function(call, inputs, output_types)
 
 

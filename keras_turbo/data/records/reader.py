@@ -1,8 +1,9 @@
 """Records by position: read at their offsets, whatever the order, and checked by TensorFlow's own reader.
 
-TensorFlow reads TFRecords from a file's beginning. So the records that are wanted together are copied, as they are,
-into a file in memory, and that is read by TensorFlow at its full speed, checksums included. Copying costs a tenth of a
-microsecond a kilobyte; a reader of single records, which opens the file for each, took 60 us a record (two cores).
+TensorFlow reads TFRecords one after the other. Those that follow one another are so read where they are. Others that
+are wanted together are copied, as they are, into a file in memory, and that is read by TensorFlow at its full speed,
+checksums included. Copying costs a tenth of a microsecond a kilobyte; a reader of single records, which opens the file
+for each, took 60 us a record (two cores).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import collections
 import contextlib
 import functools
 import itertools
+import mmap
 import os
 import queue
 import resource
@@ -18,6 +20,7 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -25,6 +28,7 @@ import tensorflow as tf
 from keras_turbo.data.records.framing import what_is_wrong
 from keras_turbo.data.records.index import RecordIndex
 from keras_turbo.data.records.unpacking import DAMAGE_MARK
+from keras_turbo.data.variant_dataset import VariantDataset
 
 # Of the files that this process may still open, this share is kept open; all others are opened for each read.
 _SHARE_OF_OPEN_FILES = 0.25
@@ -32,10 +36,7 @@ _SHARE_OF_OPEN_FILES = 0.25
 # Linux and macOS list a process' own open files there.
 _OWN_OPEN_FILES = "/dev/fd"
 
-# Of what one call writes, the system sets a limit: IOV_MAX of POSIX.
-_MOST_PIECES = os.sysconf("SC_IOV_MAX")
-
-# What TensorFlow reads at once of the file in memory.
+# What TensorFlow reads of a file at once, at most.
 _BUFFER_BYTES = 1 << 18
 
 
@@ -105,57 +106,68 @@ class RecordReader:
                 frame = self._files.read(number, int(index.offsets[-2]), int(index.offsets[-1] - index.offsets[-2]))
                 yield f"{name}: {_reason(frame)}"
 
-    def read(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def read(self, positions: np.ndarray) -> tuple[tf.Tensor, np.ndarray]:
         """Reads records.
 
         Args:
             positions: int64 vector.
 
         Returns:
-            The data of each as an object array of bytes, and for which of them (bool) that could be read and matches
-            its checksum; the others are empty.
+            The data of each as a vector of strings, and for which of them (bool) that could be read and matches its
+            checksum; the others are empty.
         """
-        if not len(positions):
-            return np.empty(0, object), np.empty(0, np.bool_)
-        frames = list(self._frames(positions))
-        records = self._checked(frames)
+        records = self._checked(positions)
         if records is not None:
-            return records, np.ones(len(frames), np.bool_)
+            return records, np.ones(len(positions), np.bool_)
         # One of them is damaged. Behind it nothing can be told, so each is read by itself.
-        records = np.empty(len(frames), object)
-        are_whole = np.zeros(len(frames), np.bool_)
-        for number, frame in enumerate(frames):
-            one = self._checked([frame])
-            are_whole[number] = one is not None
-            records[number] = b"" if one is None else one[0]
-        return records, are_whole
+        empty = tf.constant([""])
+        each = [self._checked(positions[number : number + 1]) for number in range(len(positions))]
+        are_whole = np.array([one is not None for one in each], np.bool_)
+        return tf.concat([empty if one is None else one for one in each], 0), are_whole
 
     def read_one(self, position: np.integer) -> tuple[bytes, bytes]:
         """Reads one record: its data and b"", or b"" and what is wrong with it."""
-        (frame,) = self._frames(np.array([position], np.int64))
-        record = self._checked([frame])
-        return (b"", _reason(frame).encode()) if record is None else (record[0], b"")
+        positions = np.array([position], np.int64)
+        record = self._checked(positions)
+        if record is not None:
+            return record.numpy()[0], b""
+        places = self._places(positions)
+        return b"", _reason(
+            self._files.read(int(places.files[0]), int(places.begins[0]), int(places.sizes[0]))
+        ).encode()
 
-    def _frames(self, positions: np.ndarray) -> Iterator[bytes]:
-        """The bytes of records as they lie in their files; fewer where a file has become shorter."""
+    def _checked(self, positions: np.ndarray) -> tf.Tensor | None:
+        """The data of some records, by TensorFlow's reader; None if one of them is damaged."""
+        if not len(positions):
+            return tf.zeros([0], tf.string)
+        places = self._places(positions)
+        if places.are_one_run:
+            return _read_by_tensorflow(
+                self._indices[places.files[0]].path, int(places.begins[0]), int(places.sizes.sum()), len(positions)
+            )
+        with self._scratch.lent() as scratch:
+            if not scratch.fill(self._files, places):
+                return None
+            return _read_by_tensorflow(scratch.path, 0, int(places.sizes.sum()), len(positions))
+
+    def _places(self, positions: np.ndarray) -> _Places:
         entries, files = self._entry_and_file(positions)
         begins = self._offsets[entries + files]
-        sizes = self._offsets[entries + files + 1] - begins
-        for file, begin, size in zip(files.tolist(), begins.tolist(), sizes.tolist(), strict=True):
-            yield self._files.read(file, begin, size)
+        are_one_run = bool((files == files[0]).all() and (np.diff(entries) == 1).all())
+        return _Places(files, begins, self._offsets[entries + files + 1] - begins, are_one_run)
 
     def _entry_and_file(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         entries = positions if self._order is None else self._order[positions]
         return entries, np.searchsorted(self._first, entries, "right") - 1
 
-    def _checked(self, frames: list[bytes]) -> np.ndarray | None:
-        """The data of some records, by TensorFlow's reader; None if one of them is damaged."""
-        with self._scratch.holding(frames) as path:
-            try:
-                records = _read_by_tensorflow()(tf.constant(path), tf.constant(len(frames), tf.int64)).numpy()
-            except (tf.errors.DataLossError, tf.errors.OutOfRangeError, tf.errors.InvalidArgumentError):
-                return None
-        return records if len(records) == len(frames) else None
+
+class _Places(NamedTuple):
+    """Where records are: the number of the file of each, its first byte there and how many bytes it has."""
+
+    files: np.ndarray
+    begins: np.ndarray
+    sizes: np.ndarray
+    are_one_run: bool
 
 
 def interleaved(counts: Sequence[int], cycle_length: int) -> np.ndarray:
@@ -199,27 +211,46 @@ def _reason(frame: bytes) -> str:
     return what_is_wrong(frame)
 
 
-def _read_fully(descriptor: int, size: int, offset: int) -> bytes:
-    data = os.pread(descriptor, size, offset)
-    while len(data) < size:  # the system gives at most 2 GB at once
-        more = os.pread(descriptor, size - len(data), offset + len(data))
-        if not more:
+def _read_into(descriptor: int, target: memoryview, offset: int) -> int:
+    """Reads bytes of a file until the target is full or the file ends; returns how many there were."""
+    done = 0
+    while done < len(target):  # the system gives at most 2 GB at once
+        if hasattr(os, "preadv"):
+            count = os.preadv(descriptor, [target[done:]], offset + done)
+        else:
+            data = os.pread(descriptor, len(target) - done, offset + done)
+            count = len(data)
+            target[done : done + count] = data
+        if not count:
             break
-        data += more
-    return data
+        done += count
+    return done
+
+
+def _read_by_tensorflow(path: str, offset: int, size: int, number: int) -> tf.Tensor | None:
+    """So many records that follow one another in a file, as a vector of strings; None if one of them is damaged."""
+    buffer = min(size, _BUFFER_BYTES)
+    try:
+        records = _reading_function()(*(tf.constant(value, tf.int64) for value in (offset, buffer, number)), path)
+    except (tf.errors.DataLossError, tf.errors.OutOfRangeError, tf.errors.InvalidArgumentError):
+        return None
+    return records if len(records) == number else None
 
 
 @functools.cache
-def _read_by_tensorflow() -> tf.types.experimental.ConcreteFunction:
-    """A function of a path and a number: so many records from the beginning of that file, as a vector of strings."""
+def _reading_function() -> tf.types.experimental.ConcreteFunction:
+    def read(offset: tf.Tensor, buffer_bytes: tf.Tensor, number: tf.Tensor, path: tf.Tensor) -> tf.Tensor:
+        # tf.data.TFRecordDataset has no offsets.
+        variant = tf.raw_ops.TFRecordDatasetV2(
+            filenames=[path], compression_type="", buffer_size=buffer_bytes, byte_offsets=[offset]
+        )
+        records = VariantDataset(variant, tf.TensorSpec([], tf.string), [], holds=None)
+        return records.take(number).batch(number).get_single_element()
 
-    def read(path: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
-        records = tf.data.TFRecordDataset(path, buffer_size=_BUFFER_BYTES)
-        return records.batch(number).get_single_element()
-
+    number = tf.TensorSpec([], tf.int64)
     with tf.init_scope(), tf.device("CPU:0"):
         return tf.function(
-            read, input_signature=[tf.TensorSpec([], tf.string), tf.TensorSpec([], tf.int64)], autograph=False
+            read, input_signature=[number, number, number, tf.TensorSpec([], tf.string)], autograph=False
         ).get_concrete_function()
 
 
@@ -227,48 +258,62 @@ class _ScratchFiles:
     """Files in memory, each for one thread at a time."""
 
     def __init__(self) -> None:
-        self._free: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
-        weakref.finalize(self, _close_all, self._free)
+        self._free: queue.SimpleQueue[_ScratchFile] = queue.SimpleQueue()
 
     @contextlib.contextmanager
-    def holding(self, frames: list[bytes]) -> Iterator[str]:
-        """A context in which a file, whose path it gives, holds these bytes."""
+    def lent(self) -> Iterator[_ScratchFile]:
+        """A context in which a file is the caller's alone."""
         try:
-            descriptor, path = self._free.get_nowait()
+            scratch = self._free.get_nowait()
         except queue.Empty:
-            descriptor, path = _new_scratch_file()
+            scratch = _ScratchFile()
         try:
-            written = _write_fully(descriptor, frames)
-            os.ftruncate(descriptor, written)
-            yield path
+            yield scratch
         finally:
-            self._free.put((descriptor, path))
+            self._free.put(scratch)
 
 
-def _new_scratch_file() -> tuple[int, str]:
-    if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("keras_turbo_records")
-        return descriptor, f"/proc/self/fd/{descriptor}"
-    return tempfile.mkstemp(prefix="keras_turbo_records_")
+class _ScratchFile:
+    """A file in memory.
+
+    Attributes:
+        path: where others can read it.
+    """
+
+    def __init__(self) -> None:
+        if hasattr(os, "memfd_create"):
+            descriptor = os.memfd_create("keras_turbo_records")
+            self.path, to_remove = f"/proc/self/fd/{descriptor}", None
+        else:
+            descriptor, self.path = tempfile.mkstemp(prefix="keras_turbo_records_")
+            to_remove = self.path
+        self._descriptor = descriptor
+        self._view = memoryview(b"")
+        weakref.finalize(self, _close_scratch, descriptor, to_remove)
+
+    def fill(self, files: _OpenFiles, places: _Places) -> bool:
+        """Copies records into it, one after the other; gives whether none of their files was shorter."""
+        size = int(places.sizes.sum())
+        if size > len(self._view):
+            # Larger than asked, since the next ones may be a little larger. What is not touched takes no memory.
+            capacity = size + size // 2
+            os.ftruncate(self._descriptor, capacity)
+            self._view = memoryview(mmap.mmap(self._descriptor, capacity))
+        os.ftruncate(self._descriptor, size)
+        begin = 0
+        for file, offset, length in zip(
+            places.files.tolist(), places.begins.tolist(), places.sizes.tolist(), strict=True
+        ):
+            if files.read_into(file, self._view[begin : begin + length], offset) < length:
+                return False
+            begin += length
+        return True
 
 
-def _write_fully(descriptor: int, frames: list[bytes]) -> int:
-    """Writes pieces from the beginning of a file, without joining them if that can be, and gives their length."""
-    size = sum(map(len, frames))
-    if len(frames) <= _MOST_PIECES and os.pwritev(descriptor, frames, 0) == size:
-        return size
-    view, written = memoryview(b"".join(frames)), 0
-    while written < size:
-        written += os.pwrite(descriptor, view[written:], written)
-    return size
-
-
-def _close_all(files: queue.SimpleQueue[tuple[int, str]]) -> None:
-    while not files.empty():
-        descriptor, path = files.get_nowait()
-        os.close(descriptor)
-        if not path.startswith("/proc/"):
-            os.unlink(path)
+def _close_scratch(descriptor: int, to_remove: str | None) -> None:
+    os.close(descriptor)
+    if to_remove is not None:
+        os.unlink(to_remove)
 
 
 class _OpenFiles:
@@ -286,12 +331,18 @@ class _OpenFiles:
         weakref.finalize(self, _close_descriptors, self._descriptors)
 
     def read(self, file: int, offset: int, size: int) -> bytes:
+        """Bytes of a file: fewer where it has become shorter."""
+        data = bytearray(size)
+        return bytes(data[: self.read_into(file, memoryview(data), offset)])
+
+    def read_into(self, file: int, target: memoryview, offset: int) -> int:
+        """As `read`, to where they are wanted; returns how many there were."""
         descriptor = self._kept_open(file)
         if descriptor is not None:
-            return _read_fully(descriptor, size, offset)
+            return _read_into(descriptor, target, offset)
         descriptor = os.open(self._paths[file], os.O_RDONLY)
         try:
-            return _read_fully(descriptor, size, offset)
+            return _read_into(descriptor, target, offset)
         finally:
             os.close(descriptor)
 
