@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import tensorflow as tf
@@ -80,6 +80,11 @@ class ExampleOrder:
     def is_fixed(self) -> bool:
         """Whether all epochs have one and the same order."""
         return not (self.shuffle and self.reshuffle_each_epoch)
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """What else decides the order, made of JSON's types."""
+        return {}
 
     def shard(self, num_shards: int, index: int, remainder: Remainder = "keep") -> ExampleOrder:
         """A part of this part: shard `index` of `num_shards` of what this order visits.
