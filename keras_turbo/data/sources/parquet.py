@@ -69,8 +69,9 @@ def warn_of_left_out(left_out: Sequence[SkippedExample], *, stacklevel: int) -> 
     """
     if left_out:
         first = left_out[0]
-        what = "was" if len(left_out) == 1 else f"and {len(left_out) - 1} others were"
+        others = f" and {len(left_out) - 1} more" if len(left_out) > 1 else ""
         warnings.warn(
-            f"{first.path} {what} left out, since it can't be used: {first.reason} `skipped` of the dataset lists all.",
+            f"Left out, since it can't be used: {first.path}: {first.reason} `skipped` of the dataset lists this one"
+            f"{others}.",
             stacklevel=stacklevel + 1,
         )

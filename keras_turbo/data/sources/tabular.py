@@ -407,12 +407,23 @@ def source_of_groups(
         reader = GroupReader(groups, table.columns, table.fills, most_kept=len(groups))
         if not skip:
             reader.check_all()
-        window = table.window
-    else:
-        window = _window(table, groups, sizes, settings, stacklevel + 1)
-        most = _WINDOWS_IN_MEMORY * window if settings.shuffle else _GROUPS_IN_ORDER
-        reader = GroupReader(groups, table.columns, table.fills, most_kept=most)
-    return RowGroupSource(table, groups, reader, total / reader.num_rows, window), settings
+        return RowGroupSource(table, groups, reader, total / reader.num_rows, table.window), settings
+    return row_group_source(table, groups, settings, stacklevel=stacklevel + 1)
+
+
+def row_group_source(
+    table: Table, groups: Sequence[RowGroup], settings: Settings, *, stacklevel: int
+) -> tuple[RowGroupSource, Settings]:
+    """The source of a table that is read by row groups, and the settings as they apply to it.
+
+    Raises:
+        ValueError: a row group is too large.
+    """
+    sizes = bytes_of_groups(groups, table.columns)
+    window = _window(table, groups, sizes, settings, stacklevel + 1)
+    most = _WINDOWS_IN_MEMORY * window if settings.shuffle else _GROUPS_IN_ORDER
+    reader = GroupReader(groups, table.columns, table.fills, most_kept=most)
+    return RowGroupSource(table, groups, reader, float(sizes.sum()) / reader.num_rows, window), settings
 
 
 def _window(

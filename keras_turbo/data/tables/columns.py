@@ -23,6 +23,9 @@ TEXT = "string"
 # Of one column of a row group or block. Where more can't be what they should be, it is the type that is wrong.
 _MOST_FAILURES = 1000
 
+# More of a value helps nobody.
+_LONGEST_SHOWN = 60
+
 
 class TooManyFailuresError(ValueError):
     """Many values of a column are of another type than that which it is given."""
@@ -303,9 +306,9 @@ def _is_text(kind: Any) -> bool:
 
 def _missing_flaw(rows: np.ndarray, column: Column, what: str) -> Flaw:
     value = '""' if column.is_text else "0"
-    nan = "" if column.is_text else ", missing='nan' to keep NaN"
+    nan = "" if column.is_text else ", or missing='nan' to have NaN"
     if not (column.is_text or column.dtype.is_floating):
-        nan = f", or dtypes={{{column.name!r}: 'float32'}} with missing='nan' to keep NaN"
+        nan = f", or dtypes={{{column.name!r}: 'float32'}} and missing='nan' to have NaN"
     return Flaw(
         rows,
         column.name,
@@ -333,7 +336,7 @@ def _decoded_scalars(array: Any, column: Column, fill: Any) -> tuple[Values, lis
             Flaw(
                 failed,
                 column.name,
-                lambda row: f"the column {column.name!r} has {_shown(array[row])}, which is no {column.dtype.name}",
+                lambda row: f"the column {column.name!r} has {shown(array[row].as_py())}, which is no {column.dtype.name}",
                 f"Give another type: dtypes={{{column.name!r}: ...}}.",
             )
         )
@@ -393,7 +396,7 @@ def cast_with_failures(array: Any, kind: Any) -> tuple[Any, np.ndarray]:
                 failed.append(start)
                 if len(failed) > _MOST_FAILURES:
                     raise TooManyFailuresError(
-                        f"{len(failed)} values of the first {start + 1} are no {kind}, {_shown(array[failed[0]])} "
+                        f"{len(failed)} values of the first {start + 1} are no {kind}, {shown(array[failed[0]].as_py())} "
                         "among them"
                     ) from None
                 continue
@@ -423,10 +426,9 @@ def _cast(array: Any, kind: Any) -> Any:
     return array.cast(kind, safe=not is_rounded)
 
 
-def _shown(scalar: Any) -> str:
+def shown(value: Any) -> str:
     """A value as an error shows it."""
-    value = scalar.as_py()
     if isinstance(value, bytes):
         value = value.decode(errors="backslashreplace")
     text = repr(value)
-    return text if len(text) <= 60 else text[:60] + "..."
+    return text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + "..."

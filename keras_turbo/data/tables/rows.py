@@ -82,7 +82,7 @@ def raise_first_flaw(rows: Rows, name: str, numbers: Sequence[int] | np.ndarray)
     flaw = min(rows.flaws, key=lambda one: one.rows[0])
     row = int(flaw.rows[0])
     more = len(flaw.rows) - 1
-    others = f" (nor have {more} of the {len(numbers) - 1} rows read with it)" if more else ""
+    others = f", as in {more} more of the {len(numbers)} rows read with it" if more else ""
     raise ExampleLoadError(
         f"{name}, row {numbers[row]}: {flaw.reason(row)}{others}. {flaw.remedy} "
         "(on_error='skip' leaves such rows out and lists them.)"
