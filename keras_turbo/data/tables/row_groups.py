@@ -77,7 +77,10 @@ class RowGroup:
                 status = os.fstat(file.fileno())
                 if (status.st_size, status.st_mtime_ns) != (self.file.size, self.file.changed_ns):
                     raise ExampleLoadError(f"{self.file.name} has changed since the dataset was built. Build it anew.")
-                parquet = pa.parquet.ParquetFile(file, metadata=self.file.metadata)
+                # Checksums are optional in Parquet, and pyarrow looks at them only if told to.
+                parquet = pa.parquet.ParquetFile(
+                    file, metadata=self.file.metadata, page_checksum_verification=True
+                )
                 return parquet.read_row_group(self.number, columns=list(names)).select(list(names))
         except (OSError, pa.ArrowException) as error:
             raise ExampleLoadError(f"{self.name} can't be read: {reason_of(error)}") from error
