@@ -99,9 +99,13 @@ class ExampleOrder:
         return dataclasses.replace(
             self,
             num_shards=self.num_shards * num_shards,
-            shard_index=self.shard_index + self.num_shards * index,
+            shard_index=self._index_of_part(num_shards, index),
             remainder=remainder,
         )
+
+    def _index_of_part(self, num_shards: int, index: int) -> int:
+        """The number of a shard of this shard among all of that size."""
+        return self.shard_index + self.num_shards * index
 
     @property
     def permutation_size(self) -> int:

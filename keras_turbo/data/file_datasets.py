@@ -268,12 +268,13 @@ class FileDatasets(ResumableDataset):
             missing: what becomes of nulls and NaN. "raise" (default): an error with column, file, row and how many.
                 "nan": they are NaN in columns of floats, and an error in others. A number, for all columns but those of
                 strings; or a dict of columns and values.
-            shuffle_row_groups: with `shuffle`, how many row groups have their rows shuffled together, wherever the table
-                is read: the same order on every machine. None (default): a full shuffle over all rows where the table
-                is kept in memory. Where it is read by row groups, as many as are 256 MB together, and a warning says how
-                many these are.
-            **options: as those of `FastDataset`. `cache`: "auto" (default): rows are kept in memory if loading them
-                takes at most half of what is free there. "memory": there. "disk" and False: they are read by row groups.
+            shuffle_row_groups: with `shuffle`, how many row groups have their rows shuffled together, wherever the
+                table is read: the same order on every machine. None (default): a full shuffle over all rows where the
+                table is kept in memory. Where it is read by row groups, as many as are 256 MB together; a warning says
+                how many these are.
+            **options: as those of `FastDataset`. `cache`: "auto" (default): rows are kept in memory if loading
+                them takes at most half of what is free there. "memory": there. "disk" and False: they are read by row
+                groups.
 
         Returns:
             A dataset of `x`, `(x, y)` or `(x, y, sample_weight)`. Columns have shape `(batch,)`, lists of one length
@@ -336,8 +337,8 @@ class FileDatasets(ResumableDataset):
             dtypes: dict of columns and types (bool, integers, floats, "string"). Those of other columns are inferred
                 from the first megabyte of each file: integers, numbers, booleans (true, false), else strings. Dates are
                 strings. Where 9 of 10 cells are numbers, the others are errors.
-            missing: as in `from_parquet`, for cells that are empty, "NA", "null" and their like in columns of numbers and
-                booleans. In columns of strings an empty cell is an empty string, unless `missing` names the column.
+            missing: as in `from_parquet`, for cells that are empty, "NA", "null" and their like in columns of numbers
+                and booleans. In columns of strings an empty cell is an empty string, unless `missing` names the column.
             **options: as those of `FastDataset`. Rows are in memory where loading them takes at most half of what is
                 free there, whatever `cache` says, and with `cache="memory"`; `cache_dir` is where they are else.
 

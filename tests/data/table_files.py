@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import decimal
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,8 +42,8 @@ def with_ragged(table: pa.Table) -> pa.Table:
 
 def with_times(table: pa.Table) -> pa.Table:
     """The same with a date and a time."""
-    start = datetime.datetime(1970, 1, 1)
-    times = [start + datetime.timedelta(days=k) for k in table["number"].to_pylist()]
+    start = dt.datetime(1970, 1, 1)
+    times = [start + dt.timedelta(days=k) for k in table["number"].to_pylist()]
     table = table.append_column("day", pa.array([time.date() for time in times], pa.date32()))
     return table.append_column("time", pa.array(times, pa.timestamp("ms")))
 
@@ -90,6 +90,5 @@ def check_columns(x: dict[str, Any]) -> list[int]:
     for name, lists in ragged.items():
         if name in x:
             got = x[name]
-            values = got.to_list() if isinstance(got, (tf.RaggedTensor, tf.compat.v1.ragged.RaggedTensorValue)) else [got.tolist()]
-            assert values == lists, name
+            assert (got.to_list() if isinstance(got, tf.RaggedTensor) else [got.numpy().tolist()]) == lists, name
     return numbers.tolist()

@@ -1,8 +1,9 @@
-"""FastDataset.from_parquet: what it yields, in which order, and what it says of files and values that are not in order."""
+"""FastDataset.from_parquet: what it yields, in which order, and what it says of damaged files and missing values."""
 
 from __future__ import annotations
 
 import re
+import sys
 import warnings
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import tensorflow as tf
 
 from keras_turbo import FastDataset
 from keras_turbo.data.sources import tabular
+from keras_turbo.data.tables.rows import GroupReader
 from tests.data.epochs import batches_of, bytes_of
 from tests.data.table_files import check_columns, damage_row_group, numbered, with_times, write_tables
 
@@ -39,7 +41,7 @@ def numbers_of(dataset: tf.data.Dataset) -> list[list[int]]:
     batches = []
     for x, y in batches_of(dataset):
         batches.append(check_columns(x))
-        np.testing.assert_array_equal(np.atleast_1d(y), np.array(batches[-1], np.uint8) % 3)
+        np.testing.assert_array_equal(np.atleast_1d(y), np.array(batches[-1]) % 3)
         assert y.dtype == np.uint8
     return batches
 
@@ -107,11 +109,9 @@ def test_the_same_order_in_memory_and_by_row_groups(tables):
         for cache in ("memory", False)
     ]
     assert orders[0] == orders[1]
-    groups = [number // 16 if number < 40 else (3 + (number - 40) // 16) for number in flat(orders[0])]
-    begun = [
-        sum(groups.index(g) <= place <= N - 1 - groups[::-1].index(g) for g in set(groups)) for place in range(N)
-    ]
-    assert max(begun) == 2
+    groups = np.searchsorted([16, 32, 40, 56, 72, 88, 90], flat(orders[0]), "right")
+    spans = [np.flatnonzero(groups == group) for group in range(8)]
+    assert max(sum(span[0] <= place <= span[-1] for span in spans) for place in range(N)) == 2
 
 
 @pytest.mark.parametrize("way", ["in memory", "row groups", "row groups, one by one", "row groups, kept"])
@@ -127,13 +127,13 @@ def test_resumed_at_each_batch(tables, options):
 
 def test_resumed_reads_no_row_group_that_is_skipped(tables, tmp_path, monkeypatch):
     read = []
-    decode = tabular.GroupReader._decode
+    decode = GroupReader._decode
 
     def noted(reader, number):
         read.append(number)
         return decode(reader, number)
 
-    monkeypatch.setattr(tabular.GroupReader, "_decode", noted)
+    monkeypatch.setattr(GroupReader, "_decode", noted)
     dataset = dataset_of(tables, cache=False)
     dataset.resume_at(0, 10)
     assert flat(numbers_of(dataset)) == list(range(80, N))
@@ -326,7 +326,9 @@ def test_nothing_to_read(tmp_path):
 def test_files_that_do_not_agree(tmp_path):
     one, other = tmp_path / "a.parquet", tmp_path / "b.parquet"
     pq.write_table(pa.table({"x": [1.5], "s": ["a"], "i": pa.array([1], pa.int64())}), one)
-    pq.write_table(pa.table({"s": pa.array(["b"], pa.large_string()), "x": [2.5], "i": pa.array([2], pa.int32())}), other)
+    pq.write_table(
+        pa.table({"s": pa.array(["b"], pa.large_string()), "x": [2.5], "i": pa.array([2], pa.int32())}), other
+    )
     with pytest.raises(ValueError, match=r"The column 'i' is int64 in .*a.parquet and int32 in .*b.parquet"):
         FastDataset.from_parquet(tmp_path)
     batch = next(iter(FastDataset.from_parquet(tmp_path, dtypes={"i": "int64"})))
@@ -347,7 +349,7 @@ def test_a_truncated_file(tables, tmp_path, cut):
         dataset_of(tables)
     with pytest.warns(UserWarning, match="Left out, since it can't be used: .*part-2.parquet") as caught:
         dataset = dataset_of(tables, on_error="skip")
-    assert caught[0].filename.endswith("test_parquet.py") or "test_parquet" in caught[0].filename
+    assert caught[0].filename == __file__
     assert flat(numbers_of(dataset)) == [*range(40), *range(90, N)]
     assert [example.path for example in dataset.skipped] == [str(path)]
     path.write_bytes(b"no table")
@@ -365,12 +367,14 @@ def test_a_damaged_row_group(tables, options):
         dataset_of(tables, **options)
     dataset = dataset_of(tables, cache=False, **options)
     for _ in range(2):
-        with pytest.raises(tf.errors.InvalidArgumentError, match=r"part-0.parquet, row 16: .*row group 1 can't be read"):
+        with pytest.raises(
+            tf.errors.InvalidArgumentError, match=r"part-0.parquet, row 16: .*row group 1 can't be read"
+        ):
             batches_of(dataset)
     dataset = dataset_of(tables, cache=False, on_error="skip", **options)
     with pytest.warns(UserWarning, match="An example was left out"):
-        for _ in range(2):
-            assert flat(numbers_of(dataset)) == [*range(16), *range(32, N)]
+        assert flat(numbers_of(dataset)) == [*range(16), *range(32, N)]
+    assert flat(numbers_of(dataset)) == [*range(16), *range(32, N)]
     assert [example.path for example in dataset.skipped] == [f"{path}, row {row}" for row in range(16, 32)]
     assert int(dataset.cardinality()) == 11
 
@@ -461,9 +465,9 @@ def test_missing_values_in_lists(tmp_path):
 def test_a_table_that_does_not_fit_is_read_by_row_groups(tables, monkeypatch):
     monkeypatch.setattr(tabular, "fits_in_memory", lambda num_bytes: False)
     monkeypatch.setattr(tabular, "_WINDOW_BYTES", 5000)
-    with pytest.warns(UserWarning, match=r"read by row groups.*windows of 3 of the 8.*shuffle_row_groups=3") as caught:
+    with pytest.warns(UserWarning, match=r"read by row groups.*windows of 2 of the 8.*shuffle_row_groups=2") as caught:
         dataset = dataset_of(tables, shuffle=True, seed=0)
-    assert "test_parquet" in caught[0].filename
+    assert caught[0].filename == __file__
     assert sorted(flat(numbers_of(dataset))) == list(range(N))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -472,7 +476,7 @@ def test_a_table_that_does_not_fit_is_read_by_row_groups(tables, monkeypatch):
 
 
 def test_row_groups_that_are_larger_than_memory(tables, monkeypatch):
-    monkeypatch.setattr(tabular, "free_memory_bytes", lambda: 10_000)
+    monkeypatch.setattr(tabular, "free_memory_bytes", lambda: 1000)
     with pytest.raises(ValueError, match=r"row group \d has 16 rows.*smaller row groups"):
         dataset_of(tables, cache=False)
     with pytest.raises(ValueError, match="cache='memory' needs about .* GB to load 100 rows"):
@@ -540,16 +544,17 @@ def test_each_row_is_mapped_once_and_augmented_anew(tables):
 
 def test_functional_models_and_feature_spaces_take_it(tables):
     space = keras.utils.FeatureSpace(
-        features={"größe": "float_normalized", "city": "string_categorical", "number": "float"}, output_mode="concat"
+        features={"cm": "float_normalized", "city": "string_categorical", "number": "float"}, output_mode="concat"
     )
 
     def renamed(x):
-        return {"größe": x["größe.cm"], "city": x["city"], "number": x["number"]}
+        return {"cm": x["größe.cm"], "city": x["city"], "number": x["number"]}
 
     columns = ["größe.cm", "city", "number"]
     space.adapt(dataset_of(tables, columns, label=None, map_fn=renamed))
     train = dataset_of(tables, columns, map_fn=renamed, shuffle=True, seed=0)
-    inputs = space.get_inputs()
+    # Keras (3.12 to 3.15) warns of the kind of dict that this is.
+    inputs = dict(space.get_inputs())
     assert all(tensor.shape == (None, 1) for tensor in inputs.values())
     outputs = keras.layers.Dense(3)(space.get_encoded_features())
     model = keras.Model(inputs, outputs)
@@ -568,9 +573,6 @@ def test_fit_evaluate_and_predict(tables, cache):
     outputs = keras.layers.Dense(1)(keras.layers.Concatenate()(list(inputs.values())))
     model = keras.Model(inputs, outputs)
     model.compile("sgd", keras.losses.BinaryCrossentropy(from_logits=True), weighted_metrics=["mse"])
-    columns = ["price", "even", "pair"]
-    train = dataset_of(tables, columns, label="even", cache=cache) if False else None
-    del train
     train = dataset_of(tables, ["price", "even", "pair"], sample_weight="größe.cm", cache=cache, batch_size=9)
     history = model.fit(train, epochs=2, verbose=0)
     assert np.isfinite(history.history["loss"]).all()
@@ -593,6 +595,6 @@ def test_stacks_and_report(tables, capsys):
 
 
 def test_without_pyarrow_the_error_says_what_brings_it(tables, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ImportError, match=r'pip install "keras_turbo\[tabular\]"'):
         dataset_of(tables)

@@ -14,14 +14,10 @@ from keras_turbo.data.disk_store import default_cache_dir
 from keras_turbo.data.example_store import fits_in_memory
 from keras_turbo.data.failures import ExampleLoadError, SkippedExample
 from keras_turbo.data.settings import Settings
+from keras_turbo.data.sources.loaded_table import LoadedPart, LoadedTableSource
 from keras_turbo.data.sources.parquet import warn_of_left_out
-from keras_turbo.data.sources.tabular import (
-    LoadedPart,
-    LoadedTableSource,
-    RowGroupSource,
-    Table,
-    row_group_source,
-)
+from keras_turbo.data.sources.row_groups import RowGroupSource
+from keras_turbo.data.sources.tabular import row_group_source
 from keras_turbo.data.tables.columns import Column, check_dtypes, column_of
 from keras_turbo.data.tables.csv_copies import copies_of
 from keras_turbo.data.tables.csv_format import CsvFormat
@@ -29,10 +25,11 @@ from keras_turbo.data.tables.csv_rows import CsvRows, WiderColumnError, left_out
 from keras_turbo.data.tables.csv_types import CsvLook, agreed_types, look_at
 from keras_turbo.data.tables.files import find_table_files
 from keras_turbo.data.tables.missing import Missing
-from keras_turbo.data.tables.parts import Parts, check_names, parts_of
+from keras_turbo.data.tables.parts import check_names, parts_of
 from keras_turbo.data.tables.pyarrow_library import load_pyarrow
 from keras_turbo.data.tables.row_groups import numbers_without, row_groups_of
 from keras_turbo.data.tables.rows import decode_rows, raise_first_flaw
+from keras_turbo.data.tables.table import Table
 from keras_turbo.devices.free_memory import free_memory_bytes
 
 _IN_NAMES = (".csv", ".tsv")
@@ -64,7 +61,7 @@ def csv_source(
     looks, left_out = look_at(paths, form, skip=skip)
     if not looks:
         raise ValueError(f"The {len(paths)} files that match {pattern!r} hold no row.")
-    parts = parts_of(columns, label, sample_weight, list(looks[0].types), looks[0].path)
+    parts = parts_of(columns, label, sample_weight, looks[0].names, looks[0].path)
     types = agreed_types(looks, wanted, None if columns is None else parts.names)
     types = {name: types[name] for name in parts.names}
     while True:

@@ -9,13 +9,16 @@ from typing import Any
 
 from keras_turbo.data.failures import SkippedExample
 from keras_turbo.data.settings import Settings, check_count
-from keras_turbo.data.sources.tabular import LoadedTableSource, RowGroupSource, Table, source_of_groups
+from keras_turbo.data.sources.loaded_table import LoadedTableSource
+from keras_turbo.data.sources.row_groups import RowGroupSource
+from keras_turbo.data.sources.tabular import source_of_groups
 from keras_turbo.data.tables.columns import check_dtypes
 from keras_turbo.data.tables.files import find_table_files
 from keras_turbo.data.tables.missing import Missing
 from keras_turbo.data.tables.parts import check_names, parts_of
 from keras_turbo.data.tables.pyarrow_library import load_pyarrow
 from keras_turbo.data.tables.row_groups import check_agreement, columns_of, index_columns, open_files, row_groups_of
+from keras_turbo.data.tables.table import Table
 
 _IN_NAMES = (".parquet", ".pq")
 

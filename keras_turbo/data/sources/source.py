@@ -53,9 +53,7 @@ class Source(abc.ABC):
 
     def order(self, *, shuffle: bool, seed: int, reshuffle_each_epoch: bool) -> ExampleOrder:
         """In which order its positions are visited, if all of them are."""
-        return ExampleOrder(
-            self.num_examples, shuffle=shuffle, seed=seed, reshuffle_each_epoch=reshuffle_each_epoch
-        )
+        return ExampleOrder(self.num_examples, shuffle=shuffle, seed=seed, reshuffle_each_epoch=reshuffle_each_epoch)
 
     def known_failure(self, position: int) -> str:
         """Why an example can't be loaded, where that is known without loading it; empty where it is not."""

@@ -67,7 +67,15 @@ def copies_of(
 def _copy_of(path: str, rows: CsvRows, folder: pathlib.Path) -> tuple[TableFile, dict[int, str]]:
     status = os.stat(path)
     how = [[name, str(kind)] for name, kind in rows.types.items()]
-    state = [FORMAT_VERSION, status.st_size, status.st_mtime_ns, rows.form.to_list(), how, sorted(rows.filled), rows.skip]
+    state = [
+        FORMAT_VERSION,
+        status.st_size,
+        status.st_mtime_ns,
+        rows.form.to_list(),
+        how,
+        sorted(rows.filled),
+        rows.skip,
+    ]
     place = folder / digest(os.fsdecode(os.path.abspath(path))) / f"{digest(state)}.parquet"
     copy = _opened(place, path)
     if copy is None:

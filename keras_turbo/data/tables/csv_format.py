@@ -34,8 +34,7 @@ class CsvFormat:
     def __post_init__(self) -> None:
         if not isinstance(self.delimiter, str) or len(self.delimiter) != 1 or ord(self.delimiter) > 127:
             raise ValueError(
-                "`delimiter` must be one character of ASCII, such as ',', ';' or a tab. Received: "
-                f"{self.delimiter!r}."
+                f"`delimiter` must be one character of ASCII, such as ',', ';' or a tab. Received: {self.delimiter!r}."
             )
         if self.delimiter in '"\r\n':
             raise ValueError(f"`delimiter` can't be what quotes or ends a row. Received: {self.delimiter!r}.")

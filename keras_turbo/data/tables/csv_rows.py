@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from keras_turbo.data.failures import ExampleLoadError, SkippedExample
-from keras_turbo.data.tables.columns import TooManyFailuresError, cast_with_failures, shown
+from keras_turbo.data.tables.casting import TooManyFailuresError, cast_with_failures, shown
 from keras_turbo.data.tables.csv_format import CsvFormat, null_values
 from keras_turbo.data.tables.csv_types import unreadable
 from keras_turbo.data.tables.pyarrow_library import load_pyarrow
@@ -54,9 +54,7 @@ class CsvRows:
         """`pyarrow.Schema` of what is read."""
         return load_pyarrow("from_csv()").schema(list(self.types.items()))
 
-    def read(
-        self, path: str, take: Callable[[Iterator[Any]], _Result]
-    ) -> tuple[_Result, dict[int, str]]:
+    def read(self, path: str, take: Callable[[Iterator[Any]], _Result]) -> tuple[_Result, dict[int, str]]:
         """Reads a file.
 
         Nearly all files are in order, and are read as fast as can be. One that is not is read once more, cell by cell.
@@ -130,9 +128,7 @@ class _CarefulReading:
 
         def note(row: Any) -> str:
             number = row.number - 1 - form.rows_before_data
-            invalid[number] = (
-                f"it has {row.actual_columns} fields, and not {row.expected_columns}: {shown(row.text)}"
-            )
+            invalid[number] = f"it has {row.actual_columns} fields, and not {row.expected_columns}: {shown(row.text)}"
             return "skip"
 
         read = 0

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from keras_turbo.data.failures import ExampleLoadError, SkippedExample, reason_of
-from keras_turbo.data.tables.columns import TEXT, TooManyFailuresError, cast_with_failures
+from keras_turbo.data.tables.casting import TEXT, TooManyFailuresError, cast_with_failures
 from keras_turbo.data.tables.csv_format import CsvFormat, compression_of, null_values
 from keras_turbo.data.tables.pyarrow_library import load_pyarrow
 
@@ -29,20 +29,20 @@ class CsvLook:
 
     Attributes:
         path: of the file.
-        types: of its columns, in their order: `pyarrow.DataType`s.
+        names: of its columns, in their order.
+        types: of its columns: `pyarrow.DataType`s.
         num_rows: how many rows the file has, about.
         text_bytes: of a string of each column, on average.
     """
 
     path: str
+    names: list[str]
     types: dict[str, Any]
     num_rows: float
     text_bytes: dict[str, float]
 
 
-def look_at(
-    paths: Sequence[str], form: CsvFormat, *, skip: bool
-) -> tuple[list[CsvLook], list[SkippedExample]]:
+def look_at(paths: Sequence[str], form: CsvFormat, *, skip: bool) -> tuple[list[CsvLook], list[SkippedExample]]:
     """Looks at the beginnings of all files that are not empty.
 
     Raises:
@@ -82,10 +82,10 @@ def _look(path: str, form: CsvFormat) -> CsvLook | None:
         raise unreadable(path, form, error) from error
     types = {field.name: field.type for field in schema}
     text_bytes = {}
-    for field in schema if batch is not None else ():
-        column = batch.column(schema.get_field_index(field.name)) if schema.names.count(field.name) == 1 else None
-        if column is None or not (pa.types.is_string(field.type) or pa.types.is_binary(field.type)):
+    for place, field in enumerate(schema):
+        if batch is None or not (pa.types.is_string(field.type) or pa.types.is_binary(field.type)):
             continue
+        column = batch.column(place)
         types[field.name] = _numbers_of(column) or pa.string()
         text_bytes[field.name] = column.nbytes / max(1, len(column))
     for name, kind in types.items():
@@ -96,7 +96,7 @@ def _look(path: str, form: CsvFormat) -> CsvLook | None:
     with open(path, "rb") as file:
         if compression_of(file) is not None:
             size *= _COMPRESSION_RATIO
-    return CsvLook(path, types, max(rows, rows * size / _LOOK_BYTES), text_bytes)
+    return CsvLook(path, schema.names, types, max(rows, rows * size / _LOOK_BYTES), text_bytes)
 
 
 def _numbers_of(column: Any) -> Any:
@@ -128,12 +128,10 @@ def unreadable(path: str, form: CsvFormat, error: Exception) -> ExampleLoadError
     return ExampleLoadError(f"{path}: it can't be read as CSV: {reason_of(error)}{hint}")
 
 
-def agreed_types(
-    looks: Sequence[CsvLook], wanted: Mapping[str, str], names: Sequence[str] | None
-) -> dict[str, Any]:
+def agreed_types(looks: Sequence[CsvLook], wanted: Mapping[str, str], names: Sequence[str] | None) -> dict[str, Any]:
     """The types of the columns of all files together, as they are parsed.
 
-    Integers in one file and other numbers in another are numbers; what is empty in one file is what it is in the others.
+    Integers in one file and other numbers in another are numbers. What is empty in one file is what it is in others.
 
     Args:
         looks: at least one.

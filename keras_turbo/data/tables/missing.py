@@ -43,8 +43,7 @@ class Missing:
                     )
         elif isinstance(option, bool) or not isinstance(option, numbers.Real):
             raise TypeError(
-                "`missing` must be 'raise', 'nan', a number, or a dict of columns and values. Received: "
-                f"{option!r}."
+                f"`missing` must be 'raise', 'nan', a number, or a dict of columns and values. Received: {option!r}."
             )
 
     def values_for(self, columns: list[Column]) -> dict[str, Any]:
@@ -76,9 +75,9 @@ def _checked(column: Column, value: Any) -> Any:
     elif not isinstance(value, (str, bytes)):
         if column.dtype.is_floating or (column.dtype.is_bool and value in (0, 1)):
             return value
-        if column.dtype.is_integer and math.isfinite(value) and value == int(value):
-            if column.dtype.min <= int(value) <= column.dtype.max:
-                return int(value)
+        is_whole = column.dtype.is_integer and math.isfinite(value) and value == int(value)
+        if is_whole and column.dtype.min <= int(value) <= column.dtype.max:
+            return int(value)
     raise ValueError(
         f"`missing` gives {value!r} for the column {column.name!r}, which is {column.dtype.name} and can't hold it. "
         f"Give another value, or another type: dtypes={{{column.name!r}: ...}}."

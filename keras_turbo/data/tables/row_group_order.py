@@ -22,6 +22,40 @@ _WINDOWS_KEPT = 3
 
 
 @dataclasses.dataclass(frozen=True)
+class _Layout:
+    """The row groups of an epoch in their order.
+
+    Attributes:
+        epoch: its number.
+        groups: of the row groups.
+        begins: at which place each begins, counted in rows.
+        ends: at which it ends.
+    """
+
+    epoch: int
+    groups: np.ndarray
+    begins: np.ndarray
+    ends: np.ndarray
+
+
+class _Windows:
+    """The latest of what was worked out."""
+
+    def __init__(self) -> None:
+        self._kept: collections.OrderedDict[tuple[int, ...], Any] = collections.OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: tuple[int, ...], make: Any) -> Any:
+        with self._lock:
+            if key not in self._kept:
+                self._kept[key] = make()
+                while len(self._kept) > _WINDOWS_KEPT + 1:  # and the layout
+                    self._kept.popitem(last=False)
+            self._kept.move_to_end(key)
+            return self._kept[key]
+
+
+@dataclasses.dataclass(frozen=True)
 class RowGroupOrder(ExampleOrder):
     """An order in which rows that are stored together are visited together.
 
@@ -40,9 +74,7 @@ class RowGroupOrder(ExampleOrder):
 
     group_sizes: tuple[int, ...] = ()
     window: int = 1
-    _windows: _Windows = dataclasses.field(
-        default_factory=lambda: _Windows(), init=False, repr=False, compare=False, hash=False
-    )
+    _windows: _Windows = dataclasses.field(default_factory=_Windows, init=False, repr=False, compare=False, hash=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -59,11 +91,6 @@ class RowGroupOrder(ExampleOrder):
         if self.remainder == "fill":
             return -(-self.num_positions // self.num_shards)
         return self._begin_of(self.shard_index + 1) - self._begin_of(self.shard_index)
-
-    def shard(self, num_shards: int, index: int, remainder: Any = "keep") -> RowGroupOrder:
-        part = super().shard(num_shards, index, remainder)
-        # A part of a part lies within it.
-        return dataclasses.replace(part, shard_index=self.shard_index * num_shards + index)
 
     @property
     def details(self) -> dict[str, Any]:
@@ -124,6 +151,9 @@ class RowGroupOrder(ExampleOrder):
 
         return self._windows.get((epoch,), made)
 
+    def _index_of_part(self, num_shards: int, index: int) -> int:
+        return self.shard_index * num_shards + index
+
     @functools.cached_property
     def _firsts(self) -> np.ndarray:
         sizes = np.asarray(self.group_sizes, np.int64)
@@ -133,41 +163,9 @@ class RowGroupOrder(ExampleOrder):
         return shard * self.num_positions // self.num_shards
 
 
-@dataclasses.dataclass(frozen=True)
-class _Layout:
-    """The row groups of an epoch in their order.
-
-    Attributes:
-        epoch: its number.
-        groups: of the row groups.
-        begins: at which place each begins, counted in rows.
-        ends: at which it ends.
-    """
-
-    epoch: int
-    groups: np.ndarray
-    begins: np.ndarray
-    ends: np.ndarray
-
-
-class _Windows:
-    """The latest of what was worked out."""
-
-    def __init__(self) -> None:
-        self._kept: collections.OrderedDict[tuple[int, ...], Any] = collections.OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, key: tuple[int, ...], make: Any) -> Any:
-        with self._lock:
-            if key not in self._kept:
-                self._kept[key] = make()
-                while len(self._kept) > _WINDOWS_KEPT + 1:  # and the layout
-                    self._kept.popitem(last=False)
-            self._kept.move_to_end(key)
-            return self._kept[key]
-
-
 def _permutation(seed: int, epoch: int, of: int, number: int, size: int) -> np.ndarray:
-    generator = np.random.Philox(key=np.array([seed, epoch], np.uint64), counter=np.array([0, 0, of, number], np.uint64))
+    generator = np.random.Philox(
+        key=np.array([seed, epoch], np.uint64), counter=np.array([0, 0, of, number], np.uint64)
+    )
     order = np.argsort(generator.random_raw(size), kind="stable")
     return order if size > np.iinfo(np.uint32).max else order.astype(np.uint32)

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from keras_turbo.data.failures import ExampleLoadError, SkippedExample, reason_of
-from keras_turbo.data.tables.columns import Column, column_of, plain_type, value_type
+from keras_turbo.data.tables.casting import plain_type, value_type
+from keras_turbo.data.tables.columns import Column, column_of
 from keras_turbo.data.tables.pyarrow_library import load_pyarrow
 
 
@@ -78,9 +79,7 @@ class RowGroup:
                 if (status.st_size, status.st_mtime_ns) != (self.file.size, self.file.changed_ns):
                     raise ExampleLoadError(f"{self.file.name} has changed since the dataset was built. Build it anew.")
                 # Checksums are optional in Parquet, and pyarrow looks at them only if told to.
-                parquet = pa.parquet.ParquetFile(
-                    file, metadata=self.file.metadata, page_checksum_verification=True
-                )
+                parquet = pa.parquet.ParquetFile(file, metadata=self.file.metadata, page_checksum_verification=True)
                 return parquet.read_row_group(self.number, columns=list(names)).select(list(names))
         except (OSError, pa.ArrowException) as error:
             raise ExampleLoadError(f"{self.name} can't be read: {reason_of(error)}") from error
@@ -107,9 +106,7 @@ def open_file(path: str, name: str | None = None) -> TableFile:
         with open(path, "rb") as file:
             status = os.fstat(file.fileno())
             parquet = pa.parquet.ParquetFile(file)
-            return TableFile(
-                path, name, status.st_size, status.st_mtime_ns, parquet.metadata, parquet.schema_arrow
-            )
+            return TableFile(path, name, status.st_size, status.st_mtime_ns, parquet.metadata, parquet.schema_arrow)
     except (OSError, pa.ArrowException) as error:
         raise ExampleLoadError(f"{name}: it can't be read as Parquet: {reason_of(error)}") from error
 
@@ -137,9 +134,7 @@ def open_files(paths: Sequence[str], *, skip: bool) -> tuple[list[TableFile], li
     return files, left_out
 
 
-def check_agreement(
-    files: Sequence[TableFile], names: Sequence[str] | None, *, given: Container[str] = ()
-) -> None:
+def check_agreement(files: Sequence[TableFile], names: Sequence[str] | None, *, given: Container[str] = ()) -> None:
     """Checks that all files have the same columns, of the same types.
 
     Args:
@@ -166,8 +161,8 @@ def check_agreement(
             if one != other and name not in given:
                 raise ValueError(
                     f"The column {name!r} is {first.schema.field(name).type} in {first.name} and "
-                    f"{file.schema.field(name).type} in {file.name}. Say which it shall be: dtypes={{{name!r}: ...}}, or "
-                    "write the files with one type."
+                    f"{file.schema.field(name).type} in {file.name}. Say which it shall be: dtypes={{{name!r}: ...}}, "
+                    "or write the files with one type."
                 )
 
 

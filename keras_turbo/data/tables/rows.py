@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 
 from keras_turbo.data.failures import ExampleLoadError, SkippedExample
-from keras_turbo.data.tables.columns import Column, Flaw, Values, decoded, joined
+from keras_turbo.data.tables.columns import Column, Values, joined
+from keras_turbo.data.tables.decoding import Flaw, decoded
 from keras_turbo.data.tables.row_groups import RowGroup
+
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
