@@ -48,7 +48,8 @@ def source_of(x: Any, y: Any, sample_weight: Any, settings: Settings) -> Source:
         raise TypeError(
             "`x` must be arrays, a tf.data.Dataset, a PyDataset or a generator function. Received the path "
             f"{os.fspath(x)!r}. For images in a folder use "
-            "FastDataset.from_image_folder, for other files FastDataset.from_files."
+            "FastDataset.from_image_folder, for tables FastDataset.from_parquet or from_csv, for other files "
+            "FastDataset.from_files."
         )
     if hasattr(x, "__next__"):
         raise TypeError(

@@ -60,7 +60,8 @@ def decoded(chunked: Any, column: Column, fill: Any) -> tuple[Values, list[Flaw]
     nulls = np.flatnonzero(lengths < 0)
     lengths = np.maximum(lengths, 0).astype(np.int64)
     if len(nulls):
-        flaws.append(_missing_flaw(nulls, column, "has no list"))
+        remedy = "Write an empty list, or one of values."
+        flaws.append(Flaw(nulls, column.name, lambda row: f"the column {column.name!r} has no list", remedy))
     # What is wrong with a value is wrong with its row.
     values, of_values = _decoded_scalars(_one_array(flat), column, fill)
     ends = np.cumsum(lengths)
@@ -80,7 +81,7 @@ def decoded(chunked: Any, column: Column, fill: Any) -> tuple[Values, list[Flaw]
                 other,
                 column.name,
                 lambda row: f"the column {column.name!r} has {lengths[row]} values, and {column.length} in other rows",
-                "Write lists of one length. (Where a table is kept in memory, its lists may be ragged.)",
+                "Write lists of one length; they are ragged only if those of the first row group are.",
             )
         )
     array = np.zeros((len(lengths), column.length), values.array.dtype)
@@ -100,7 +101,7 @@ def _one_array(chunked: Any) -> Any:
     return pa.concat_arrays(chunked.chunks) if chunked.num_chunks else pa.array([], kind)
 
 
-def _missing_flaw(rows: np.ndarray, column: Column, what: str) -> Flaw:
+def _missing_flaw(rows: np.ndarray, column: Column) -> Flaw:
     value = '""' if column.is_text else "0"
     nan = "" if column.is_text else ", or missing='nan' to have NaN"
     if not (column.is_text or column.dtype.is_floating):
@@ -108,7 +109,7 @@ def _missing_flaw(rows: np.ndarray, column: Column, what: str) -> Flaw:
     return Flaw(
         rows,
         column.name,
-        lambda row: f"the column {column.name!r} {what}",
+        lambda row: f"the column {column.name!r} has no value",
         f"Give missing={{{column.name!r}: {value}}} to have a value in its place{nan}.",
     )
 
@@ -143,7 +144,7 @@ def _decoded_scalars(array: Any, column: Column, fill: Any) -> tuple[Values, lis
         are_missing = given_nulls | (np.asarray(cast.is_null(nan_is_null=True)) & ~np.asarray(cast.is_null()))
     missing = np.flatnonzero(are_missing)
     if len(missing) and fill is None:
-        flaws.append(_missing_flaw(missing, column, "has no value"))
+        flaws.append(_missing_flaw(missing, column))
     if column.is_text:
         encoded = cast.dictionary_encode()
         numbers = np.array(encoded.indices.fill_null(0), np.int32)

@@ -60,25 +60,28 @@ class Missing:
                     f"`missing` names {', '.join(map(repr, unknown))}, which is none of the columns that are read: "
                     f"{list(known)}."
                 )
-            return {name: _checked(known[name], value) for name, value in self.option.items()}
+            return {name: _held_by(known[name], value) for name, value in self.option.items()}
         if self.option == RAISE:
             return {}
         if self.option == NAN:
             return {column.name: math.nan for column in columns if column.dtype.is_floating}
-        return {column.name: _checked(column, self.option) for column in columns if not column.is_text}
+        return {column.name: self.option for column in columns if _can_hold(column, self.option)}
 
 
-def _checked(column: Column, value: Any) -> Any:
-    if column.is_text:
-        if isinstance(value, (str, bytes)):
-            return value.encode() if isinstance(value, str) else value
-    elif not isinstance(value, (str, bytes)):
-        if column.dtype.is_floating or (column.dtype.is_bool and value in (0, 1)):
-            return value
-        is_whole = column.dtype.is_integer and math.isfinite(value) and value == int(value)
-        if is_whole and column.dtype.min <= int(value) <= column.dtype.max:
-            return int(value)
-    raise ValueError(
-        f"`missing` gives {value!r} for the column {column.name!r}, which is {column.dtype.name} and can't hold it. "
-        f"Give another value, or another type: dtypes={{{column.name!r}: ...}}."
-    )
+def _held_by(column: Column, value: Any) -> Any:
+    if not _can_hold(column, value):
+        raise ValueError(
+            f"`missing` gives {value!r} for the column {column.name!r}, which is {column.dtype.name} and can't hold "
+            f"it. Give another value, or another type: dtypes={{{column.name!r}: ...}}."
+        )
+    return value.encode() if isinstance(value, str) else value
+
+
+def _can_hold(column: Column, value: Any) -> bool:
+    if column.is_text or isinstance(value, (str, bytes)):
+        return column.is_text and isinstance(value, (str, bytes))
+    if column.dtype.is_floating:
+        return True
+    if column.dtype.is_bool:
+        return value in (0, 1)
+    return math.isfinite(value) and value == int(value) and column.dtype.min <= int(value) <= column.dtype.max

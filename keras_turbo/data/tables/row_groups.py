@@ -14,6 +14,9 @@ from keras_turbo.data.tables.casting import plain_type, value_type
 from keras_turbo.data.tables.columns import Column, column_of
 from keras_turbo.data.tables.pyarrow_library import load_pyarrow
 
+# What a bytes object takes beside its bytes, and the reference to it.
+_OBJECT_BYTES = 48
+
 
 @dataclasses.dataclass(frozen=True)
 class TableFile:
@@ -260,10 +263,7 @@ def _num_leaves(kind: Any) -> int:
 
 
 def bytes_of_groups(groups: Sequence[RowGroup], columns: Sequence[Column]) -> np.ndarray:
-    """About how much memory each row group takes once its columns are decoded; at most an eighth too much or so.
-
-    Strings are counted as if each were another one, so that those of few kinds take far less.
-    """
+    """About how much memory each row group takes once its columns are decoded, by what its file says of it alone."""
     sizes = np.zeros(len(groups), np.int64)
     wanted = {column.name: column for column in columns}
     for place, group in enumerate(groups):
@@ -272,8 +272,10 @@ def bytes_of_groups(groups: Sequence[RowGroup], columns: Sequence[Column]) -> np
             if column is None:
                 continue
             if column.is_text:
-                # A number, and a Python object with the text.
-                sizes[place] += chunk.num_values * (4 + 48) + chunk.total_uncompressed_size
+                # Numbers, and a Python object for each string of the dictionary. How many these are the file does not
+                # say, but each of them takes four bytes there for its length.
+                words = min(chunk.num_values, chunk.total_uncompressed_size // 4)
+                sizes[place] += chunk.num_values * 4 + words * _OBJECT_BYTES + chunk.total_uncompressed_size
             else:
                 sizes[place] += chunk.num_values * column.dtype.size
             if column.is_ragged:
