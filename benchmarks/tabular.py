@@ -2,8 +2,8 @@
 
     python benchmarks/tabular.py
 
-- stock: for CSV `tf.data.experimental.make_csv_dataset`; for Parquet, for which there is no reader, what tutorials write:
-  `Dataset.from_generator` over the batches of `pyarrow.parquet.ParquetFile.iter_batches`.
+- stock: for CSV `tf.data.experimental.make_csv_dataset`; for Parquet, for which there is no reader, what tutorials
+  write: `Dataset.from_generator` over the batches of `pyarrow.parquet.ParquetFile.iter_batches`.
 - by hand: columns read by pyarrow, `from_tensor_slices`, `shuffle(1000)`, `batch`, `prefetch`.
 - keras_turbo: `from_csv` and `from_parquet`, in memory and (Parquet) by row groups with `cache=False`.
 - limit: one batch of the columns, in memory, through the same step again and again.
@@ -42,7 +42,7 @@ COLUMNS = [*NUMBERS, "city"]
 STOCK = "stock"
 BY_HAND = "by hand"
 TURBO = "keras_turbo"
-TURBO_GROUPS = "keras_turbo, by row groups"
+TURBO_GROUPS = "keras_turbo, row groups"
 LIMIT = "limit"
 
 
@@ -70,7 +70,7 @@ class Tables:
 
     def stock(self, *, shuffle: bool) -> tf.data.Dataset:
         if self.kind == "CSV":
-            return tf.data.experimental.make_csv_dataset(
+            batches = tf.data.experimental.make_csv_dataset(
                 self.paths,
                 BATCH_SIZE,
                 label_name=LABEL,
@@ -78,9 +78,15 @@ class Tables:
                 shuffle=shuffle,
                 column_defaults=[*(tf.float32 for _ in NUMBERS), tf.string, tf.int64],
             )
+            # Of an OrderedDict Keras takes the columns in its order, and not by their names.
+            batches = batches.map(lambda x, y: (dict(x), y))
+            return batches.apply(tf.data.experimental.assert_cardinality(self.steps))
         spec = {name: tf.TensorSpec([None], tf.float32) for name in NUMBERS}
         signature = ({**spec, "city": tf.TensorSpec([None], tf.string)}, tf.TensorSpec([None], tf.int64))
-        return tf.data.Dataset.from_generator(self._batches, output_signature=signature).prefetch(tf.data.AUTOTUNE)
+        batches = tf.data.Dataset.from_generator(self._batches, output_signature=signature)
+        # Where Keras does not know it, its count of steps has one more in each epoch.
+        batches = batches.apply(tf.data.experimental.assert_cardinality(self.steps))
+        return batches.prefetch(tf.data.AUTOTUNE)
 
     def _batches(self) -> Iterator[Any]:
         # Whole batches over the borders of files, as the others have them.
