@@ -350,10 +350,13 @@ def test_memory_that_does_not_suffice(tables, monkeypatch):
 
 
 def test_fit(tables):
-    inputs = {name: keras.Input((1,), name=name) for name in ("größe cm", "odd")}
+    inputs = {name: keras.Input((1,), name=name) for name in ("größe cm", "number")}
     outputs = keras.layers.Dense(1)(keras.layers.Concatenate()(list(inputs.values())))
     model = keras.Model(inputs, outputs)
-    model.compile("sgd", "mse")
-    train = FastDataset.from_csv(tables, ["größe cm", "odd"], label="number", shuffle=True)
-    history = model.fit(train, epochs=2, verbose=0)
-    assert len(history.history["loss"]) == 2
+    model.compile("sgd", keras.losses.BinaryCrossentropy(from_logits=True), metrics=["accuracy"])
+    train = FastDataset.from_csv(tables, ["größe cm", "number"], label="odd", shuffle=True)
+    model.fit(train, epochs=2, verbose=0, class_weight={0: 2.0})
+    evaluation = FastDataset.from_csv(tables, ["größe cm", "number"], label="odd")
+    predicted = model.predict(evaluation, verbose=0)[:, 0] > 0
+    evaluated = model.evaluate(evaluation, verbose=0, return_dict=True)
+    assert evaluated["accuracy"] == pytest.approx(np.mean(predicted == evaluation.labels), abs=0.02)

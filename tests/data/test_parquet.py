@@ -196,6 +196,22 @@ def test_dtypes(tables):
         dataset_of(tables, dtypes={"name": "float32"})
 
 
+@pytest.mark.parametrize("cache", ["auto", False])
+def test_all_types_of_numbers(tmp_path, cache):
+    kinds = ["bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))]
+    kinds += ["float16", "float32", "float64"]
+    path = tmp_path / "a.parquet"
+    values = np.array([0, 1, 1])
+    pq.write_table(pa.table({kind: values.astype(kind) for kind in kinds}), path)
+    options = {"cache": cache, "dtypes": {"float16": "float16", "float64": "float64"}, "batch_size": 2}
+    for dataset in (FastDataset.from_parquet(path, **options), FastDataset.from_parquet(path, map_fn=dict, **options)):
+        for _ in range(2):
+            batches = batches_of(dataset)
+            for kind in kinds:
+                assert {batch[kind].dtype.name for batch in batches} == {kind}
+                assert np.concatenate([batch[kind] for batch in batches]).tolist() == [0, 1, 1]
+
+
 def test_floats_become_floatx(tables):
     keras.config.set_floatx("float64")
     try:
@@ -429,6 +445,7 @@ def test_missing_values_are_filled_or_left_out(gaps, cache):
     ages = read(["age"], missing={"age": -1})["age"].tolist()
     assert ages == [1, 2, 3, 4, 5, -1, -1]
     assert read("age", missing=0).tolist() == [1, 2, 3, 4, 5, 0, 0]
+    assert read(["age", "n"], missing=0.5)["age"].tolist() == [1, 2, 3, 4, 5, 0.5, 0.5]
     assert np.isnan(read("age", missing="nan")).tolist() == [False] * 5 + [True] * 2
     assert read("name", missing={"name": "nobody"}).tolist() == [b"x", b"y", b"z", b"nobody", b"u", b"v", b"w"]
     with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="row 1: the column 'name' has no value"):
