@@ -30,6 +30,7 @@ CHECKS = {
     },
     "mixed_precision": {"largest relative difference of first losses from float32's"},
     "tfrecord": {"batches in order equal", "shuffled epochs complete"},
+    "tabular": {"batches in order equal", "shuffled epochs complete"},
     "checkpoint_stall": {"largest relative difference of losses"},
     "monitor_cost": {"largest difference of losses", "batches equal"},
     "memory": {"steps of all over files", "steps of all over positions"},

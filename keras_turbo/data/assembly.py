@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_turbo.data.example_order import EpochCounter, ExampleOrder
-from keras_turbo.data.failures import Failures
+from keras_turbo.data.failures import ExampleLoadError, Failures
 from keras_turbo.data.pipeline import Pipeline
 from keras_turbo.data.python_function import PythonFunction
 from keras_turbo.data.python_pipeline import PythonPipeline
@@ -48,7 +48,8 @@ def source_of(x: Any, y: Any, sample_weight: Any, settings: Settings) -> Source:
         raise TypeError(
             "`x` must be arrays, a tf.data.Dataset, a PyDataset or a generator function. Received the path "
             f"{os.fspath(x)!r}. For images in a folder use "
-            "FastDataset.from_image_folder, for other files FastDataset.from_files."
+            "FastDataset.from_image_folder, for tables FastDataset.from_parquet or from_csv, for other files "
+            "FastDataset.from_files."
         )
     if hasattr(x, "__next__"):
         raise TypeError(
@@ -164,8 +165,7 @@ def _make_pipeline(
 ) -> Pipeline:
     require_known_length(settings, source)
     if order is None:
-        order = ExampleOrder(
-            source.num_examples,
+        order = source.order(
             shuffle=settings.shuffle,
             seed=settings.settled_seed,
             reshuffle_each_epoch=settings.reshuffle_each_epoch,
@@ -178,6 +178,9 @@ def _make_pipeline(
         return tf.function(pipeline.loaded_example).get_concrete_function(number, number)
 
     def load_again(position: int, epoch: int) -> None:
+        reason = source.known_failure(position)
+        if reason:
+            raise ExampleLoadError(reason)
         loading_graph()(tf.constant(position, tf.int64), tf.constant(epoch, tf.int64))
 
     kind = PythonPipeline if isinstance(source, PythonSource) else Pipeline

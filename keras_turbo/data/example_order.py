@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import tensorflow as tf
@@ -81,6 +81,11 @@ class ExampleOrder:
         """Whether all epochs have one and the same order."""
         return not (self.shuffle and self.reshuffle_each_epoch)
 
+    @property
+    def details(self) -> dict[str, Any]:
+        """What else decides the order, made of JSON's types."""
+        return {}
+
     def shard(self, num_shards: int, index: int, remainder: Remainder = "keep") -> ExampleOrder:
         """A part of this part: shard `index` of `num_shards` of what this order visits.
 
@@ -94,9 +99,13 @@ class ExampleOrder:
         return dataclasses.replace(
             self,
             num_shards=self.num_shards * num_shards,
-            shard_index=self.shard_index + self.num_shards * index,
+            shard_index=self._index_of_part(num_shards, index),
             remainder=remainder,
         )
+
+    def _index_of_part(self, num_shards: int, index: int) -> int:
+        """The number of a shard of this shard among all of that size."""
+        return self.shard_index + self.num_shards * index
 
     @property
     def permutation_size(self) -> int:

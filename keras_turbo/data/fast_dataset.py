@@ -242,6 +242,7 @@ class FastDataset(FileDatasets):
             "shuffle": settings.shuffle,
             "reshuffle_each_epoch": settings.reshuffle_each_epoch,
             "seed": self.seed if is_random else None,
+            **({} if order is None else order.details),
         }
 
     @property
@@ -308,7 +309,7 @@ class FastDataset(FileDatasets):
         """What `on_error="skip"` has left out so far, with paths and reasons, in the order of positions."""
         if self._pipeline is None:
             return []
-        return [example for _, example in sorted(self._pipeline.failures.skipped.items())]
+        return [*self._source.left_out, *(example for _, example in sorted(self._pipeline.failures.skipped.items()))]
 
     def report(self, seconds: float = 5.0, *, verbose: bool = True) -> PipelineReport:
         """Measures each stage by itself, and the whole, and prints a table.

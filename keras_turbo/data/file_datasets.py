@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import tensorflow as tf
@@ -12,10 +12,13 @@ from keras_turbo.data.image_options import IMAGE_OPTIONS, require_batchable
 from keras_turbo.data.images import RandomResizedCrop
 from keras_turbo.data.resuming import ResumableDataset
 from keras_turbo.data.settings import Settings
+from keras_turbo.data.sources.csv_table import csv_source
 from keras_turbo.data.sources.files import files_source
 from keras_turbo.data.sources.image_folder import Subset, image_folder_sources
+from keras_turbo.data.sources.parquet import parquet_source
 from keras_turbo.data.sources.source import Source
 from keras_turbo.data.sources.tfrecord import tfrecord_source
+from keras_turbo.data.tables.csv_format import CsvFormat
 
 if TYPE_CHECKING:
     from typing import Self  # from Python 3.11 on
@@ -224,3 +227,139 @@ class FileDatasets(ResumableDataset):
             settings=settings,
         )
         return cls._of_source(source, settings, names)
+
+    @classmethod
+    def from_parquet(
+        cls,
+        pattern: str | os.PathLike | Sequence[str | os.PathLike],
+        columns: str | Sequence[str] | None = None,
+        *,
+        label: str | None = None,
+        sample_weight: str | None = None,
+        dtypes: Mapping[str, Any] | None = None,
+        missing: Literal["raise", "nan"] | float | Mapping[str, Any] = "raise",
+        shuffle_row_groups: int | None = None,
+        **options: Any,
+    ) -> Self:
+        """Rows of Parquet files, each an example: a dict of columns, as Keras' functional models take it.
+
+        Only the columns that are wanted are read. A table that fits in memory is kept there, column by column, and is
+        as fast as arrays are. A larger one is read by row groups, each once in an epoch.
+
+        Example:
+
+        ```python
+        train = FastDataset.from_parquet("census/*.parquet", label="income", batch_size=256, shuffle=True, seed=0)
+        model = keras.Model(inputs={"age": age, "hours": hours}, outputs=outputs)  # Input(shape=(1,), name="age"), ...
+        model.fit(train)
+        ```
+
+        Args:
+            pattern: glob pattern (`**` crosses folders), a list of patterns and paths, or a folder. Files are sorted by
+                path; all must have the same columns.
+            columns: names of the columns that are `x`, for a dict of them; one name, for that column itself; None
+                (default) for a dict of all that are nothing else.
+            label: name of the column that is `y`. None: no targets.
+            sample_weight: name of the column that is the weight.
+            dtypes: dict of columns and types (bool, integers, floats, "string") for those that shall have another than
+                in the file. What can't be held exactly is an error; floats round. By default floats and decimals
+                become Keras' `floatx`, and a dictionary column what is in its dictionary. Dates and times have no
+                default: "int64" gives their days, or the number of their own units, since 1970-01-01, "string" text.
+            missing: what becomes of nulls and NaN. "raise" (default): an error with column, file, row and how many.
+                "nan": they are NaN in columns of floats, and an error in others. A number, for all columns that can
+                hold it; or a dict of columns and values.
+            shuffle_row_groups: with `shuffle`, how many row groups have their rows shuffled together, wherever the
+                table is read: the same order on every machine. None (default): a full shuffle over all rows where the
+                table is kept in memory. Where it is read by row groups, as many as are 256 MB together; a warning says
+                how many these are.
+            **options: as those of `FastDataset`. `cache`: "auto" (default): rows are kept in memory if loading
+                them takes at most half of what is free there. "memory": there. "disk" and False: they are read by row
+                groups.
+
+        Returns:
+            A dataset of `x`, `(x, y)` or `(x, y, sample_weight)`. Columns have shape `(batch,)`, lists of one length
+            `(batch, length)`; lists of unequal lengths are a `tf.RaggedTensor` in a batch, and a vector where `map_fn`
+            or `augment_fn` get them, or with `batch_size=None`.
+
+        Raises:
+            ImportError: there is no pyarrow; the message says what brings it.
+            TypeError, ValueError: an argument that can't be; no file, no row; files that do not agree, and a file that
+                is damaged or values that are missing, unless `on_error="skip"`.
+        """
+        settings = Settings.of(options, "from_parquet")
+        source, settings = parquet_source(
+            pattern,
+            columns,
+            label=label,
+            sample_weight=sample_weight,
+            dtypes=dtypes,
+            missing=missing,
+            shuffle_row_groups=shuffle_row_groups,
+            settings=settings,
+        )
+        return cls._of_source(source, settings, None)
+
+    @classmethod
+    def from_csv(
+        cls,
+        pattern: str | os.PathLike | Sequence[str | os.PathLike],
+        columns: str | Sequence[str] | None = None,
+        *,
+        label: str | None = None,
+        sample_weight: str | None = None,
+        delimiter: str = ",",
+        column_names: Sequence[str] | None = None,
+        encoding: str = "utf-8",
+        dtypes: Mapping[str, Any] | None = None,
+        missing: Literal["raise", "nan"] | float | Mapping[str, Any] = "raise",
+        **options: Any,
+    ) -> Self:
+        """Rows of CSV files, each an example: a dict of columns, as Keras' functional models take it.
+
+        The files are parsed once, when the dataset is built, and their columns kept in memory. Where they do not fit
+        there, they are converted to Parquet in the cache folder, once, and read by row groups from then on.
+
+        Example:
+
+        ```python
+        train = FastDataset.from_csv("census-*.csv", label="income", missing={"age": 40}, shuffle=True, seed=0)
+        ```
+
+        Args:
+            pattern: glob pattern (`**` crosses folders), a list of patterns and paths, or a folder. Files are sorted by
+                path; all must have the same columns. Files packed by gzip, bzip2 or Zstandard are unpacked.
+            columns: as in `from_parquet`.
+            label: as in `from_parquet`.
+            sample_weight: as in `from_parquet`.
+            delimiter: what stands between fields, default ",". Fields may be in double quotes, and then have line ends.
+            column_names: names of all columns, for files without a header. None (default): the first row has them.
+            encoding: of the text, default "utf-8".
+            dtypes: dict of columns and types (bool, integers, floats, "string"). Those of other columns are inferred
+                from the first megabyte of each file: integers, numbers, booleans (true, false), else strings. Dates are
+                strings. Where 9 of 10 cells are numbers, the others are errors.
+            missing: as in `from_parquet`, for cells that are empty, "NA", "null" and their like in columns of numbers
+                and booleans. In columns of strings an empty cell is an empty string, unless `missing` names the column.
+            **options: as those of `FastDataset`. Rows are in memory where loading them takes at most half of what is
+                free there, whatever `cache` says, and with `cache="memory"`; `cache_dir` is where they are else.
+
+        Returns:
+            A dataset of `x`, `(x, y)` or `(x, y, sample_weight)`, columns of shape `(batch,)`.
+
+        Raises:
+            ImportError: there is no pyarrow; the message says what brings it.
+            TypeError, ValueError: an argument that can't be; no file, no row; files that do not agree, and a row with
+                another number of fields, a cell of another type or a missing value, unless `on_error="skip"`. Rows are
+                counted from 0, the first one after the header.
+        """
+        settings = Settings.of(options, "from_csv")
+        source, settings = csv_source(
+            pattern,
+            columns,
+            label=label,
+            sample_weight=sample_weight,
+            form=CsvFormat(delimiter, column_names, encoding),
+            dtypes=dtypes,
+            missing=missing,
+            settings=settings,
+        )
+        return cls._of_source(source, settings, None)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+
+from keras_turbo.data.example_order import ExampleOrder
+from keras_turbo.data.failures import SkippedExample
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,10 +43,21 @@ class Source(abc.ABC):
     #: Whether examples can also be made many at a time, by `make_rows`, where nothing is done to a single one.
     makes_rows: bool = False
 
+    #: What was left out when the source was built, since it can't be read.
+    left_out: Sequence[SkippedExample] = ()
+
     @property
     @abc.abstractmethod
     def num_examples(self) -> int:
         """Number of positions."""
+
+    def order(self, *, shuffle: bool, seed: int, reshuffle_each_epoch: bool) -> ExampleOrder:
+        """In which order its positions are visited, if all of them are."""
+        return ExampleOrder(self.num_examples, shuffle=shuffle, seed=seed, reshuffle_each_epoch=reshuffle_each_epoch)
+
+    def known_failure(self, position: int) -> str:
+        """Why an example can't be loaded, where that is known without loading it; empty where it is not."""
+        return ""
 
     @abc.abstractmethod
     def load(self, position: tf.Tensor, seed: tf.Tensor) -> Any:

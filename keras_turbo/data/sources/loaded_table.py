@@ -1,0 +1,115 @@
+"""Rows of tables whose columns are in memory."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_turbo.data.example_order import ExampleOrder
+from keras_turbo.data.failures import ExampleLoadError
+from keras_turbo.data.sources.source import Identity, Source
+from keras_turbo.data.tables.row_group_order import RowGroupOrder
+from keras_turbo.data.tables.rows import Rows, all_rows, left_out_rows
+from keras_turbo.data.tables.table import Table
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedPart:
+    """Rows that were stored together and are in memory.
+
+    Attributes:
+        rows: of them.
+        name: of their file.
+        numbers: of all of its rows that were decoded, in the file.
+    """
+
+    rows: Rows
+    name: str
+    numbers: Sequence[int] | np.ndarray
+
+
+class LoadedTableSource(Source):
+    """Rows of columns that are in memory.
+
+    Args:
+        table: what they are of.
+        parts: at least one.
+
+    Raises:
+        ExampleLoadError: no row is whole.
+    """
+
+    in_memory = True
+
+    def __init__(self, table: Table, parts: Sequence[LoadedPart]) -> None:
+        self._table = table
+        self.left_out = [
+            *table.left_out,
+            *(one for part in parts for one in left_out_rows(part.rows, part.name, part.numbers)),
+        ]
+        whole = [np.flatnonzero(part.rows.are_whole) if part.rows.flaws else None for part in parts]
+        self._sizes = [
+            part.rows.num_rows if kept is None else len(kept) for part, kept in zip(parts, whole, strict=True)
+        ]
+        if not sum(self._sizes):
+            first = self.left_out[0]
+            raise ExampleLoadError(
+                f"None of {len(self.left_out)} rows can be used. The first: {first.path}: {first.reason}"
+            )
+        self._names = [part.name for part in parts]
+        self._numbers = [
+            part.numbers if kept is None else np.asarray(part.numbers)[kept]
+            for part, kept in zip(parts, whole, strict=True)
+        ]
+        self._columns = all_rows([part.rows for part in parts], table.parts.names)
+        with tf.device("CPU:0"):
+            self._tensors = {name: tf.convert_to_tensor(values.array) for name, values in self._columns.items()}
+            self._words = {
+                name: tf.convert_to_tensor(values.vocabulary, tf.string)
+                for name, values in self._columns.items()
+                if values.vocabulary is not None
+            }
+
+    @property
+    def num_examples(self) -> int:
+        return sum(self._sizes)
+
+    def order(self, *, shuffle: bool, seed: int, reshuffle_each_epoch: bool) -> ExampleOrder:
+        if self._table.window is None:
+            return super().order(shuffle=shuffle, seed=seed, reshuffle_each_epoch=reshuffle_each_epoch)
+        return RowGroupOrder(
+            self.num_examples,
+            shuffle=shuffle,
+            seed=seed,
+            reshuffle_each_epoch=reshuffle_each_epoch,
+            group_sizes=tuple(self._sizes),
+            window=self._table.window,
+        )
+
+    def gather(self, positions: tf.Tensor) -> Any:
+        columns = {}
+        for name, tensor in self._tensors.items():
+            columns[name] = tf.gather(tensor, positions)
+            if name in self._words:
+                columns[name] = tf.gather(self._words[name], columns[name])
+        return self._table.parts.element(columns)
+
+    def load(self, position: tf.Tensor, seed: tf.Tensor) -> Any:
+        return self.gather(position)
+
+    def describe(self, position: int) -> str:
+        ends = np.cumsum(self._sizes)
+        part = int(np.searchsorted(ends, position, "right"))
+        row = position - int(ends[part]) + self._sizes[part]
+        return f"{self._names[part]}, row {self._numbers[part][row]}"
+
+    def labels_at(self, positions: np.ndarray) -> np.ndarray | None:
+        label = self._table.parts.label
+        return None if label is None else self._columns[label].take(positions).with_strings().array
+
+    def identity(self) -> Identity:
+        return self._table.identity()

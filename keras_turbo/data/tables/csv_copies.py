@@ -1,0 +1,155 @@
+"""CSV files that are larger than memory, made into Parquet once: nothing can be read from the middle of them.
+
+CACHE_DIR/tabular/<digest of path>/<digest of the file's state and of how it is read>.parquet
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import tempfile
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from keras_turbo.data.disk_store import digest
+from keras_turbo.data.failures import ExampleLoadError, SkippedExample
+from keras_turbo.data.tables.csv_rows import CsvRows, left_out_of
+from keras_turbo.data.tables.pyarrow_library import load_pyarrow
+from keras_turbo.data.tables.row_groups import TableFile, open_file
+from keras_turbo.progress import progress_bar
+
+FORMAT_VERSION = 1
+
+# Rows of a row group of a copy: enough that reading one is no more than reading, few enough that many are shuffled.
+_ROWS_IN_GROUP = 65_536
+
+# Where a copy keeps which rows it has not.
+_LEFT_OUT_KEY = b"keras_turbo.left_out"
+
+
+def copies_of(
+    paths: Sequence[str], rows: CsvRows, cache_folder: pathlib.Path
+) -> tuple[list[TableFile], list[SkippedExample]]:
+    """The copies of some files: those that were kept if they are up to date, else new ones; with a progress bar.
+
+    Args:
+        paths: of the files.
+        rows: how they are read.
+        cache_folder: under which copies are kept.
+
+    Returns:
+        The copies, and what was left out.
+
+    Raises:
+        ExampleLoadError: a file can't be read, or a row is none, and nothing is to be left out.
+        WiderColumnError: the types have to change.
+        OSError: the cache folder can't take a copy.
+    """
+    files, left_out = [], []
+    with progress_bar("Converting CSV files", len(paths)) as advance:
+        for path in paths:
+            try:
+                file, reasons = _copy_of(path, rows, cache_folder / "tabular")
+                files.append(file)
+                left_out += left_out_of(path, reasons)
+            except ExampleLoadError as error:
+                if not rows.skip:
+                    raise
+                left_out.append(SkippedExample(path, str(error).removeprefix(f"{path}: ")))
+            advance(1)
+    return files, left_out
+
+
+def _copy_of(path: str, rows: CsvRows, folder: pathlib.Path) -> tuple[TableFile, dict[int, str]]:
+    status = os.stat(path)
+    how = [[name, str(kind)] for name, kind in rows.types.items()]
+    state = [
+        FORMAT_VERSION,
+        status.st_size,
+        status.st_mtime_ns,
+        rows.form.to_list(),
+        how,
+        sorted(rows.filled),
+        rows.skip,
+    ]
+    place = folder / digest(os.fsdecode(os.path.abspath(path))) / f"{digest(state)}.parquet"
+    copy = _opened(place, path)
+    if copy is None:
+        _write(path, rows, place)
+        copy = _opened(place, path)
+    if copy is None:
+        raise ExampleLoadError(f"{path}: its copy {str(place)!r} was removed while it was read.")
+    return copy
+
+
+def _opened(place: pathlib.Path, path: str) -> tuple[TableFile, dict[int, str]] | None:
+    """A copy and what it has not; None where there is none that can be read."""
+    try:
+        file = open_file(str(place), name=path)
+        pairs = json.loads(file.metadata.metadata[_LEFT_OUT_KEY])
+    except (ExampleLoadError, KeyError, TypeError, ValueError):
+        return None
+    reasons = {int(number): str(reason) for number, reason in pairs}
+    numbers = np.array(sorted(reasons), np.int64)
+    return TableFile(file.path, path, file.size, file.changed_ns, file.metadata, file.schema, numbers), reasons
+
+
+def _write(path: str, rows: CsvRows, place: pathlib.Path) -> None:
+    pa = load_pyarrow("from_csv()")
+    temporary = None
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=place.parent, prefix=".converting-")
+        with os.fdopen(handle, "w+b") as file:
+
+            def write(batches: Iterator[Any]) -> Any:
+                file.seek(0)
+                file.truncate()
+                writer = pa.parquet.ParquetWriter(file, rows.schema)
+                try:
+                    for table in _in_groups(batches, rows.schema):
+                        writer.write_table(table, row_group_size=_ROWS_IN_GROUP)
+                except BaseException:
+                    writer.close()  # it would close itself later, when there is another one
+                    raise
+                return writer
+
+            writer, left_out = rows.read(path, write)
+            # Known only now.
+            writer.add_key_value_metadata({_LEFT_OUT_KEY: json.dumps(sorted(left_out.items())).encode()})
+            writer.close()
+        os.replace(temporary, place)
+        temporary = None
+        for outdated in place.parent.glob("*.parquet"):
+            if outdated != place:
+                outdated.unlink(missing_ok=True)
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"{path!r} does not fit in memory, and is converted in {str(place.parent)!r} to be read a part at a time, "
+            f"which failed ({error}). Give a folder with more room as `cache_dir`",
+        ) from error
+    finally:
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+
+
+def _in_groups(batches: Iterator[Any], schema: Any) -> Iterator[Any]:
+    """Tables of whole row groups, and a last one of what is left."""
+    pa = load_pyarrow("from_csv()")
+    waiting: list[Any] = []
+    for batch in batches:
+        waiting.append(batch)
+        number = sum(one.num_rows for one in waiting)
+        if number >= _ROWS_IN_GROUP:
+            table = pa.Table.from_batches(waiting, schema)
+            full = number // _ROWS_IN_GROUP * _ROWS_IN_GROUP
+            yield table.slice(0, full)
+            waiting = table.slice(full).to_batches()
+    if waiting:
+        yield pa.Table.from_batches(waiting, schema)

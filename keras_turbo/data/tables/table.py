@@ -1,0 +1,54 @@
+"""What is known of a table before its rows are read."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from keras_turbo.data.failures import SkippedExample
+from keras_turbo.data.sources.source import Identity
+from keras_turbo.data.tables.columns import Column
+from keras_turbo.data.tables.parts import Parts
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """What is known of a table before its rows are read.
+
+    Attributes:
+        kind: "parquet" or "csv".
+        paths: of the files, for the identity.
+        columns: what is read.
+        parts: what of an element they are.
+        fills: what stands for missing values, by column.
+        left_out: what can't be read, and is left out.
+        window: row groups whose rows are shuffled together, also where the table is in memory; None for all that can.
+    """
+
+    kind: str
+    paths: list[str]
+    columns: list[Column]
+    parts: Parts
+    fills: Mapping[str, Any]
+    left_out: list[SkippedExample]
+    window: int | None = None
+
+    def identity(self) -> Identity:
+        content = []
+        for path in map(os.path.abspath, self.paths):
+            try:
+                status = os.stat(path)
+                content.append([path, status.st_size, status.st_mtime_ns])
+            except OSError:  # gone meanwhile: reading it says so
+                content.append([path, -1, -1])
+        recipe = {
+            "kind": self.kind,
+            "files": [path for path, _, _ in content],
+            "columns": repr(self.columns),
+            "parts": repr(self.parts),
+            "missing": repr(sorted(self.fills.items())),
+            "left_out": [list(dataclasses.astuple(one)) for one in self.left_out],
+        }
+        return Identity(recipe=recipe, content={"files": content})

@@ -1,0 +1,362 @@
+"""FastDataset.from_csv: what it yields, and what it says of rows and cells that are not in order."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import re
+import warnings
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_turbo import FastDataset
+from keras_turbo.data.sources import csv_table, tabular
+from keras_turbo.data.tables import csv_copies, csv_rows, csv_types
+from tests.data.epochs import batches_of
+
+N = 300
+
+
+def numbered(first: int, count: int) -> str:
+    """A table in which each row's number can be told from each of its cells; some are quoted, with a line's end."""
+    rows = [f'{k},{k / 2},"name, {k}\nof it",{"true" if k % 2 else "false"}' for k in range(first, first + count)]
+    return "\n".join(["number,größe cm,name,odd", *rows, ""])
+
+
+@pytest.fixture
+def tables(tmp_path):
+    """Files of numbered rows, such without a row among them, in a folder that is hard to handle."""
+    folder = tmp_path / "dä ta (1)"
+    folder.mkdir()
+    for index, (first, count) in enumerate([(0, 120), (120, 0), (120, 150), (270, 30)]):
+        (folder / f"part-{index}.csv").write_text(numbered(first, count), "utf-8")
+    (folder / "part-4.csv").touch()
+    (folder / "part-5.csv").write_text("number,größe cm,name,odd", "utf-8")
+    return str(folder / "part-*.csv")
+
+
+@pytest.fixture
+def small_memory(monkeypatch):
+    """A machine in which no table fits; files are looked at and converted in small pieces."""
+    monkeypatch.setattr(csv_table, "fits_in_memory", lambda num_bytes: False)
+    monkeypatch.setattr(tabular, "fits_in_memory", lambda num_bytes: False)
+    monkeypatch.setattr(csv_types, "_LOOK_BYTES", 400)
+    monkeypatch.setattr(csv_rows, "_BLOCK_BYTES", 1000)
+    monkeypatch.setattr(csv_copies, "_ROWS_IN_GROUP", 32)
+    monkeypatch.setattr(tabular, "_WINDOW_BYTES", 20_000)
+
+
+@pytest.fixture(params=["in memory", "converted"])
+def anywhere(request):
+    """Both ways in which a table is read."""
+    if request.param == "converted":
+        request.getfixturevalue("small_memory")
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def write(folder: Path, text: str, name: str = "a.csv") -> str:
+    (folder / name).write_text(text, "utf-8")
+    return str(folder / name)
+
+
+def numbers_of(dataset: tf.data.Dataset) -> list[list[int]]:
+    batches = []
+    for x, y in batches_of(dataset):
+        batches.append(y.tolist())
+        np.testing.assert_array_equal(x["größe cm"], y.astype(np.float32) / 2)
+        np.testing.assert_array_equal(x["name"], np.array([f"name, {k}\nof it".encode() for k in y], object))
+        np.testing.assert_array_equal(x["odd"], y % 2 == 1)
+    return batches
+
+
+def flat(batches):
+    return [number for batch in batches for number in batch]
+
+
+def test_rows_in_order(tables, anywhere):
+    dataset = FastDataset.from_csv(tables, label="number", batch_size=50)
+    for _ in range(2):
+        assert numbers_of(dataset) == [list(range(k, k + 50)) for k in range(0, N, 50)]
+    assert int(dataset.cardinality()) == 6
+    assert dataset.labels.tolist() == list(range(N))
+    x, y = dataset.element_spec
+    assert {name: spec.dtype for name, spec in x.items()} == {
+        "größe cm": tf.float32,
+        "name": tf.string,
+        "odd": tf.bool,
+    }
+    assert y.dtype == tf.int64
+
+
+def test_shuffled_resumed_and_dealt_out(tables, anywhere):
+    def dataset_of(seed=3):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            dataset = FastDataset.from_csv(tables, label="number", batch_size=32, shuffle=True, seed=seed)
+        assert [("not a full one" in str(one.message), one.filename) for one in caught] == (
+            [(True, __file__)] if anywhere == "converted" else []
+        )
+        return dataset
+
+    dataset = dataset_of()
+    epochs = [numbers_of(dataset) for _ in range(3)]
+    assert epochs[0] != epochs[1]
+    assert all(sorted(flat(epoch)) == list(range(N)) for epoch in epochs)
+    assert numbers_of(dataset_of()) == epochs[0]
+    assert numbers_of(dataset_of(4)) != epochs[0]
+    resumed = dataset_of()
+    resumed.resume_at(1, 4)
+    assert numbers_of(resumed) == epochs[1][4:]
+    assert numbers_of(resumed) == epochs[2]
+    parts = [flat(numbers_of(dataset.shard(4, index))) for index in range(4)]
+    assert sorted(flat(parts)) == list(range(N))
+    assert {len(part) for part in parts} == {75}
+
+
+def test_files_are_converted_once_and_again_when_they_change(tables, small_memory, tmp_path, monkeypatch):
+    written = []
+    write_copy = csv_copies._write
+    monkeypatch.setattr(csv_copies, "_write", lambda path, *rest: written.append(path) or write_copy(path, *rest))
+    paths = sorted(str(path) for path in Path(tables).parent.iterdir())[:4]
+    for _ in range(2):
+        assert flat(numbers_of(FastDataset.from_csv(tables, label="number"))) == list(range(N))
+    assert written == paths
+    copies = list((tmp_path / "cache").rglob("*.parquet"))
+    assert len(copies) == 4
+    write(Path(tables).parent, numbered(1000, 120), "part-0.csv")
+    found = flat(numbers_of(FastDataset.from_csv(tables, label="number")))
+    assert found == [*range(1000, 1120), *range(120, N)]
+    assert written == [*paths, paths[0]]
+    assert len(list((tmp_path / "cache").rglob("*.parquet"))) == 4
+    # One that was damaged is written anew.
+    copies = sorted((tmp_path / "cache").rglob("*.parquet"))
+    copies[0].write_bytes(copies[0].read_bytes()[:100])
+    assert flat(numbers_of(FastDataset.from_csv(tables, label="number"))) == found
+    assert len(written) == 6
+    assert not list((tmp_path / "cache").rglob(".converting-*"))
+
+
+def test_a_cache_folder_that_cannot_be_written(tables, small_memory, tmp_path):
+    write(tmp_path, "a file", "folder")
+    with pytest.raises(OSError, match="does not fit in memory, and is converted in .*`cache_dir`"):
+        FastDataset.from_csv(tables, cache_dir=tmp_path / "folder")
+
+
+@pytest.mark.parametrize(("pack", "ending"), [(gzip.compress, "gz"), (bz2.compress, "bz2"), (gzip.compress, "")])
+def test_packed_files(tmp_path, pack, ending, anywhere):
+    path = tmp_path / f"a.csv.{ending}"
+    path.write_bytes(pack(numbered(0, 100).encode()))
+    assert flat(numbers_of(FastDataset.from_csv(tmp_path, label="number"))) == list(range(100))
+    path.write_bytes(pack(numbered(0, 100).encode())[:-20])
+    with pytest.raises(ValueError, match=rf"{re.escape(str(path))}: it can't be read as CSV"):
+        FastDataset.from_csv(path)
+    whole = write(tmp_path, numbered(0, 10), "b.csv")
+    with pytest.warns(UserWarning, match="Left out, since it can't be used"):
+        dataset = FastDataset.from_csv([path, whole], label="number", on_error="skip")
+    assert flat(numbers_of(dataset)) == list(range(10))
+    assert [example.path for example in dataset.skipped] == [str(path)]
+
+
+def test_how_files_are_written(tmp_path):
+    path = write(tmp_path, "1;a\n2;b\n")
+    batch = next(iter(FastDataset.from_csv(path, delimiter=";", column_names=["x", "s"])))
+    assert (batch["x"].numpy().tolist(), batch["s"].numpy().tolist()) == ([1, 2], [b"a", b"b"])
+    (tmp_path / "a.csv").write_bytes("x,s\r\n1,Größe\r\n".encode("latin-1"))
+    assert next(iter(FastDataset.from_csv(path, "s", encoding="latin-1"))).numpy()[0].decode() == "Größe"
+    with pytest.raises(ValueError, match="row 0: the column 's' has bytes that are no text in UTF-8"):
+        FastDataset.from_csv(path)
+    (tmp_path / "a.csv").write_bytes("x,s\n1,Größe\n".encode("utf-8-sig"))
+    assert next(iter(FastDataset.from_csv(path))).keys() == {"x", "s"}
+    with pytest.raises(ValueError, match="row 0: it has 2 fields, and not 3"):
+        FastDataset.from_csv(write(tmp_path, "1,2\n3,4\n"), column_names=["a", "b", "c"])
+
+
+def test_types_are_inferred_over_all_files(tmp_path, anywhere):
+    write(tmp_path, "i,f,s,b,d,e\n1,1,x,true,2020-01-01,\n2,2,y,false,2020-01-02,\n", "a.csv")
+    write(tmp_path, "f,i,s,d,b,e\n1.5,3,z,2020-01-03,true,7\n", "b.csv")
+    dataset = FastDataset.from_csv(tmp_path, missing={"e": 0}, batch_size=3)
+    (x,) = dataset
+    assert {name: (tensor.dtype.name, tensor.numpy().tolist()) for name, tensor in x.items()} == {
+        "i": ("int64", [1, 2, 3]),
+        "f": ("float32", [1.0, 2.0, 1.5]),
+        "s": ("string", [b"x", b"y", b"z"]),
+        "b": ("bool", [True, False, True]),
+        "d": ("string", [b"2020-01-01", b"2020-01-02", b"2020-01-03"]),
+        "e": ("int64", [0, 0, 7]),
+    }
+    write(tmp_path, "i,f,s,b,d,e\nyes,1,x,true,2020-01-01,\n", "c.csv")
+    with pytest.raises(ValueError, match=r"The column 'i' is int64 in .*a.csv and string in .*c.csv.*dtypes=\{'i'"):
+        FastDataset.from_csv(tmp_path)
+    x = next(iter(FastDataset.from_csv(tmp_path, "i", dtypes={"i": "string"})))
+    assert x.numpy().tolist() == [b"1", b"2", b"3", b"yes"]
+    write(tmp_path, "i,f\n1,1\n", "c.csv")
+    with pytest.raises(ValueError, match=r"c.csv has no column 'b', which .*a.csv has"):
+        FastDataset.from_csv(tmp_path)
+    assert next(iter(FastDataset.from_csv(tmp_path, ["f"]))).keys() == {"f"}
+
+
+def test_integers_that_have_fractions_further_down(tmp_path, small_memory):
+    rows = [f"{k},{k if k < 250 else k + 0.5},{k}" for k in range(N)]
+    path = write(tmp_path, "\n".join(["n,x,s", *rows]))
+    dataset = FastDataset.from_csv(path, dtypes={"s": "string"}, batch_size=N)
+    (batch,) = dataset
+    assert batch["x"].dtype == tf.float32
+    np.testing.assert_array_equal(batch["x"], [k if k < 250 else k + 0.5 for k in range(N)])
+    assert batch["n"].dtype == tf.int64
+    assert batch["s"].numpy()[7] == b"7"
+
+
+def test_dtypes(tmp_path):
+    path = write(tmp_path, "id,x,y\n007,1.25,0\n008,2,1\n")
+    dtypes = {"id": "string", "x": tf.float64, "y": "uint8"}
+    x, y = next(iter(FastDataset.from_csv(path, label="y", dtypes=dtypes)))
+    assert (x["id"].numpy().tolist(), x["x"].dtype, y.dtype) == ([b"007", b"008"], tf.float64, tf.uint8)
+    with pytest.raises(ValueError, match="row 0: the column 'x' has '1.25', which is no int32"):
+        FastDataset.from_csv(path, dtypes={"x": "int32"})
+
+
+# Case 1: rows that are none.
+
+
+@pytest.fixture
+def damaged(tmp_path):
+    """Two hundred rows of two numbers: one too long, one too short, one with a word, one without a value."""
+    rows = [f"{k},{k * 2}" for k in range(200)]
+    rows[50] = "50,100,extra"
+    rows[120] = "120"
+    rows[150] = "150,a word"
+    rows[180] = ",360"
+    return write(tmp_path, "\n".join(["n,m", *rows, ""]), "dam aged.csv")
+
+
+def test_damaged_rows_are_named(damaged, anywhere):
+    with pytest.raises(ValueError, match=r"dam aged.csv, row 50: it has 3 fields, and not 2: '50,100,extra'") as error:
+        FastDataset.from_csv(damaged)
+    assert "on_error='skip'" in str(error.value)
+
+
+def test_damaged_rows_are_skipped_and_listed(damaged, anywhere):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        dataset = FastDataset.from_csv(damaged, ["m"], label="n", on_error="skip", batch_size=20)
+        epochs = [[y.tolist() for _, y in batches_of(dataset)] for _ in range(2)]
+    left = [k for k in range(200) if k not in (50, 120, 150, 180)]
+    assert epochs == [[left[k : k + 20] for k in range(0, 196, 20)]] * 2
+    assert int(dataset.cardinality()) == 10
+    skipped = {int(example.path.rpartition("row ")[2]): example.reason for example in dataset.skipped}
+    assert set(skipped) == {50, 120, 150, 180}
+    assert skipped[120] == "it has 1 fields, and not 2: '120'."
+    assert "the column 'm' has 'a word', which is no int64" in skipped[150]
+    assert "the column 'n' has no value" in skipped[180]
+    assert all(example.path.startswith(damaged) for example in dataset.skipped)
+    # What is seen when the table is converted, and what is seen when it is read then.
+    assert len(caught) == (2 if anywhere == "converted" else 1)
+    assert caught[0].filename == __file__
+    assert dataset.labels.tolist() == left
+
+
+def test_a_word_among_numbers_does_not_make_strings_of_them(tmp_path):
+    rows = [f"{k},{k * 0.5}" for k in range(40)]
+    path = write(tmp_path, "\n".join(["n,m", *rows, "40,oops"]))
+    with pytest.raises(ValueError, match=r"row 40: the column 'm' has 'oops', which is no .*dtypes=\{'m': 'string'\}"):
+        FastDataset.from_csv(path)
+    assert FastDataset.from_csv(path, dtypes={"m": "string"}).element_spec["m"].dtype == tf.string
+    words = write(tmp_path, "n,m\n1,one\n2,2\n", "words.csv")
+    assert FastDataset.from_csv(words).element_spec["m"].dtype == tf.string
+
+
+def test_a_column_of_another_type_is_no_damage(tmp_path, anywhere):
+    rows = [f"{k},word {k}" for k in range(3000)]
+    path = write(tmp_path, "\n".join(["n,m", *rows]))
+    with pytest.raises(
+        ValueError, match="the column 'm' (is of another type: .* values of the first .* are|has 'word 0', which is) no"
+    ):
+        FastDataset.from_csv(path, dtypes={"m": "float32"}, on_error="skip")
+
+
+# Missing values.
+
+
+def test_missing_values(tmp_path, anywhere):
+    path = write(tmp_path, "age,city,n\n1,,0\nNA,x,1\n,y,2\n4,z,3\n")
+
+    def read(columns, **options):
+        (batch,) = batches_of(FastDataset.from_csv(path, columns, **options))
+        return batch
+
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match=r"a.csv, row 1: the column 'age' has no"):
+        read(["age"])
+    assert read("age", missing={"age": 7}).tolist() == [1, 7, 7, 4]
+    assert np.isnan(read("age", missing="nan", dtypes={"age": "float32"})).tolist() == [False, True, True, False]
+    # An empty string is a string.
+    assert read("city").tolist() == [b"", b"x", b"y", b"z"]
+    assert read("city", missing={"city": "nowhere"}).tolist() == [b"nowhere", b"x", b"y", b"z"]
+    with warnings.catch_warnings(record=True):
+        warnings.simplefilter("always")
+        assert read(["age", "n"], on_error="skip")["n"].tolist() == [0, 3]
+
+
+# Arguments, and nothing to read.
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"delimiter": ", "}, "`delimiter` must be one character"),
+        ({"delimiter": '"'}, "can't be what quotes or ends a row"),
+        ({"column_names": "abc"}, "`column_names` must be a list"),
+        ({"column_names": ["a", "a"]}, "must be names that differ"),
+        ({"encoding": "utf-99"}, "`encoding` must be one that Python knows"),
+        ({"columns": ["age"]}, "has no column 'age'. It has: "),
+        ({"missing": {"name": 0}}, "gives 0 for the column 'name', which is string"),
+        ({"shuffle_row_groups": 3}, "no option shuffle_row_groups"),
+        ({"cache": "always"}, "`cache` must be"),
+    ],
+)
+def test_arguments_that_cannot_be(tables, options, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        FastDataset.from_csv(tables, **options)
+
+
+def test_nothing_to_read(tmp_path):
+    pattern = str(tmp_path / "nothing-*.csv")
+    with pytest.raises(ValueError, match=re.escape(pattern)):
+        FastDataset.from_csv(pattern)
+    with pytest.raises(ValueError, match="No CSV files in"):
+        FastDataset.from_csv(tmp_path)
+    write(tmp_path, "a,b\n")
+    write(tmp_path, "", "b.csv")
+    with pytest.raises(ValueError, match="hold no row"):
+        FastDataset.from_csv(tmp_path)
+    write(tmp_path, "a,a,b\n1,2,3\n")
+    with pytest.raises(ValueError, match="has several columns of one name: 'a'"):
+        FastDataset.from_csv(tmp_path)
+    assert FastDataset.from_csv(tmp_path, "b").element_spec.dtype == tf.int64
+
+
+def test_memory_that_does_not_suffice(tables, monkeypatch):
+    monkeypatch.setattr(csv_table, "free_memory_bytes", lambda: 1000)
+    with pytest.raises(ValueError, match="cache='memory' needs about .* GB to load the table"):
+        FastDataset.from_csv(tables, cache="memory")
+
+
+def test_fit(tables):
+    inputs = {name: keras.Input((1,), name=name) for name in ("größe cm", "number")}
+    outputs = keras.layers.Dense(1)(keras.layers.Concatenate()(list(inputs.values())))
+    model = keras.Model(inputs, outputs)
+    model.compile("sgd", keras.losses.BinaryCrossentropy(from_logits=True), metrics=["accuracy"])
+    train = FastDataset.from_csv(tables, ["größe cm", "number"], label="odd", shuffle=True)
+    model.fit(train, epochs=2, verbose=0, class_weight={0: 2.0})
+    evaluation = FastDataset.from_csv(tables, ["größe cm", "number"], label="odd")
+    predicted = model.predict(evaluation, verbose=0)[:, 0] > 0
+    evaluated = model.evaluate(evaluation, verbose=0, return_dict=True)
+    assert evaluated["accuracy"] == pytest.approx(np.mean(predicted == evaluation.labels), abs=0.02)
