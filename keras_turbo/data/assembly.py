@@ -17,6 +17,8 @@ from keras_turbo.data.failures import Failures
 from keras_turbo.data.pipeline import Pipeline
 from keras_turbo.data.python_function import PythonFunction
 from keras_turbo.data.python_pipeline import PythonPipeline
+from keras_turbo.data.service.address import ServiceAddress
+from keras_turbo.data.service_pipeline import ServicePipeline, check_for_service
 from keras_turbo.data.settings import Settings
 from keras_turbo.data.sources.arrays import ArraySource
 from keras_turbo.data.sources.generator import GeneratorSource
@@ -97,6 +99,8 @@ def assemble(
     Returns:
         The parts, None for a stream without positions, and the dataset that they make.
     """
+    if settings.service is not None:
+        check_for_service(settings, source)
     settings = _settings_for(source, settings)
     map_fn = None if settings.map_fn is None else ElementFunction(settings.map_fn, "map_fn")
     augment_fn = None if settings.augment_fn is None else RandomFunction(settings.augment_fn)
@@ -112,6 +116,8 @@ def assemble(
             dataset = _stream(source, settings, map_fn, augment_fn, counter)
         else:
             pipeline = _make_pipeline(source, settings, map_fn, augment_fn, order, like, counter)
+            if isinstance(pipeline, ServicePipeline):
+                pipeline.check()
             dataset = pipeline.dataset()
     if augment_fn is not None and augment_fn.leftover_ops:
         warnings.warn(
@@ -180,7 +186,12 @@ def _make_pipeline(
     def load_again(position: int, epoch: int) -> None:
         loading_graph()(tf.constant(position, tf.int64), tf.constant(epoch, tf.int64))
 
-    kind = PythonPipeline if isinstance(source, PythonSource) else Pipeline
+    kind: Callable[..., Pipeline] = PythonPipeline if isinstance(source, PythonSource) else Pipeline
+    parallel_calls = settings.parallel_calls
+    if settings.service is not None:
+        kind = functools.partial(ServicePipeline, address=ServiceAddress.parse(settings.service))
+        # How many cores a worker has is known there.
+        parallel_calls = settings.workers or tf.data.AUTOTUNE
     pipeline = kind(
         source=source,
         order=order,
@@ -191,9 +202,11 @@ def _make_pipeline(
         augment_fn=augment_fn,
         store=None,
         failures=Failures(settings.on_error, source.num_examples, source.describe, load_again),
-        parallel_calls=settings.parallel_calls,
+        parallel_calls=parallel_calls,
         counter=counter,
     )
+    if settings.service is not None:
+        return pipeline
     if like is not None:
         # A shard of a dataset: the same examples, so the same store, and the same account of what fails.
         pipeline.store = like.store

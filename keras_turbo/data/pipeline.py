@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import tensorflow as tf
@@ -69,6 +69,9 @@ class Pipeline:
     counter: EpochCounter = dataclasses.field(default_factory=EpochCounter)
     _store_has_all: bool = dataclasses.field(default=False, init=False)
     _first_ordinal: int = dataclasses.field(default=0, init=False)
+
+    #: Whether `dataset` can put batches together in stacks.
+    gives_stacks: ClassVar[bool] = True
 
     @property
     def may_skip(self) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 
 from keras_turbo.data.disk_store import default_cache_dir
 from keras_turbo.data.failures import ON_ERROR
+from keras_turbo.data.service.address import ServiceAddress
 
 Cache = Literal["auto", "memory", "disk", False]
 CACHES: tuple[Any, ...] = ("auto", "memory", "disk", False)
@@ -40,6 +41,7 @@ class Settings:
     drop_remainder: bool = False
     workers: int | None = None
     on_error: Literal["raise", "skip"] = "raise"
+    service: str | None = None
 
     def __post_init__(self) -> None:
         check_count("batch_size", self.batch_size, "None, for examples one by one (or as they come)")
@@ -71,6 +73,8 @@ class Settings:
                 raise TypeError(
                     f"`{name}` must be a function, a Keras layer or None. Received: {name}={getattr(self, name)!r}."
                 )
+        if self.service is not None:
+            ServiceAddress.parse(self.service)
         if self.drop_remainder and self.batch_size is None:
             raise ValueError("`drop_remainder=True` has no meaning with batch_size=None: there are no batches.")
 
