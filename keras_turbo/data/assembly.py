@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_turbo.data.bucket_pipeline import BucketPipeline, buckets_of, check_for_buckets
 from keras_turbo.data.example_order import EpochCounter, ExampleOrder
 from keras_turbo.data.failures import Failures
 from keras_turbo.data.pipeline import Pipeline
@@ -30,9 +31,11 @@ from keras_turbo.data.sources.py_dataset import (
     py_dataset_source,
 )
 from keras_turbo.data.sources.python_source import PythonSource
+from keras_turbo.data.sources.sequences import SequenceSource
 from keras_turbo.data.sources.source import Source
 from keras_turbo.data.sources.tf_dataset import TfDatasetSource
 from keras_turbo.data.store_choice import choose_store, python_store, require_known_length
+from keras_turbo.data.stream_buckets import StreamBuckets
 from keras_turbo.data.stream_pipeline import stream_dataset
 from keras_turbo.data.user_functions import ElementFunction, RandomFunction
 
@@ -61,6 +64,8 @@ def source_of(x: Any, y: Any, sample_weight: Any, settings: Settings) -> Source:
         return _python_source_of(x, y, sample_weight, settings)
     if isinstance(settings.map_fn, PythonFunction):
         return mapped_arrays_source(x, y, sample_weight, settings.map_fn, settings)
+    if settings.bucket_by_length is not None:
+        return SequenceSource(x, y, sample_weight)
     return ArraySource(x, y, sample_weight, memory_maps_stay_on_disk=settings.cache != "memory")
 
 
@@ -101,6 +106,8 @@ def assemble(
     """
     if settings.service is not None:
         check_for_service(settings, source)
+    if settings.bucket_by_length is not None:
+        check_for_buckets(settings, source)
     settings = _settings_for(source, settings)
     map_fn = None if settings.map_fn is None else ElementFunction(settings.map_fn, "map_fn")
     augment_fn = None if settings.augment_fn is None else RandomFunction(settings.augment_fn)
@@ -169,9 +176,10 @@ def _make_pipeline(
     counter: EpochCounter,
 ) -> Pipeline:
     require_known_length(settings, source)
+    buckets = buckets_of(source, settings) if isinstance(source, SequenceSource) else None
     if order is None:
         order = ExampleOrder(
-            source.num_examples,
+            source.num_examples if buckets is None else buckets.num_batches,
             shuffle=settings.shuffle,
             seed=settings.settled_seed,
             reshuffle_each_epoch=settings.reshuffle_each_epoch,
@@ -187,6 +195,8 @@ def _make_pipeline(
         loading_graph()(tf.constant(position, tf.int64), tf.constant(epoch, tf.int64))
 
     kind: Callable[..., Pipeline] = PythonPipeline if isinstance(source, PythonSource) else Pipeline
+    if buckets is not None:
+        kind = functools.partial(BucketPipeline, buckets=buckets, truncates=settings.too_long == "truncate")
     parallel_calls = settings.parallel_calls
     if settings.service is not None:
         kind = functools.partial(ServicePipeline, address=ServiceAddress.parse(settings.service))
@@ -196,7 +206,8 @@ def _make_pipeline(
         source=source,
         order=order,
         seed=settings.settled_seed,
-        batch_size=settings.batch_size,
+        # Of buckets, what has positions are the batches.
+        batch_size=settings.batch_size if buckets is None else None,
         drop_remainder=settings.drop_remainder,
         map_fn=map_fn,
         augment_fn=augment_fn,
@@ -205,7 +216,7 @@ def _make_pipeline(
         parallel_calls=parallel_calls,
         counter=counter,
     )
-    if settings.service is not None:
+    if settings.service is not None or buckets is not None:
         return pipeline
     if like is not None:
         # A shard of a dataset: the same examples, so the same store, and the same account of what fails.
@@ -245,4 +256,5 @@ def _stream(
         augment_fn=augment_fn,
         parallel_calls=settings.parallel_calls,
         counter=counter,
+        buckets=None if settings.bucket_by_length is None else StreamBuckets.of(settings),
     )

@@ -87,6 +87,7 @@ class Epochs:
                     "Iterate once."
                 )
             positions = positions[~failures.are_failed(positions)]
+        positions = self._pipeline.examples_at(positions)
         if self._pipeline.drop_remainder and self._pipeline.batch_size is not None:
             positions = positions[: len(positions) // self._pipeline.batch_size * self._pipeline.batch_size]
         return positions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import keras
@@ -84,6 +84,12 @@ class FastDataset(FileDatasets):
             in the same order, as docs/data_service.md describes. Needs arrays (small ones), images or files that
             TensorFlow's operations read, under paths that are the same on all machines. Nothing is cached. Default
             None: this process makes them.
+        bucket_by_length: ascending lengths, such as `[32, 64, 128]`, for sequences of unequal lengths (the first axis of
+            an example): a batch has examples of one bucket, filled up with zeros to its length, so that batches have
+            few shapes and XLA compiles once for each. `x` is then a `tf.RaggedTensor`, a list of sequences, or a dict or
+            tuple of these and of arrays (`y` too), or a `tf.data.Dataset` of single examples. `shard` deals out batches.
+        too_long: what becomes of sequences beyond the last length. "raise" (default): an error. "truncate": what is
+            beyond it is cut off.
 
     Raises:
         TypeError, ValueError: an argument that can't be, when the dataset is built.
@@ -113,6 +119,8 @@ class FastDataset(FileDatasets):
         workers: int | None = None,
         on_error: Literal["raise", "skip"] = "raise",
         service: str | None = None,
+        bucket_by_length: Sequence[int] | None = None,
+        too_long: Literal["raise", "truncate"] = "raise",
     ) -> None:
         settings = Settings(
             batch_size=batch_size,
@@ -127,6 +135,8 @@ class FastDataset(FileDatasets):
             workers=workers,
             on_error=on_error,
             service=service,
+            bucket_by_length=bucket_by_length,
+            too_long=too_long,
         )
         self._assemble(source_of(x, y, sample_weight, settings), settings)
 
@@ -251,7 +261,8 @@ class FastDataset(FileDatasets):
         # Where nothing is drawn, the seed is of no account; it may have been drawn itself.
         is_random = settings.shuffle or settings.augment_fn is not None or self._source.is_random
         order = None if self._pipeline is None else self._pipeline.order
-        return {
+        buckets = {} if settings.bucket_by_length is None else {"bucket_by_length": list(settings.bucket_by_length)}
+        return buckets | {
             "num_examples": self._source.num_examples,
             "shard": [1, 0] if order is None else [order.num_shards, order.shard_index],
             "remainder": "keep" if order is None else order.remainder,
@@ -266,6 +277,8 @@ class FastDataset(FileDatasets):
     def why_batches_are_read(self) -> str | None:
         """Why `resume_at` must read the batches before; None where it need not."""
         if isinstance(self._source, TfDatasetSource) and self._pipeline is None:
+            if self._settings.bucket_by_length is not None:
+                return f"which elements of {self._source.is_called} are in a batch is known once the batch is made"
             if self._source.can_seek:
                 return None
             return f"{self._source.is_called} without a store has no positions (a tf.data.Dataset gets them by cache)"

@@ -79,6 +79,10 @@ class Pipeline:
         can_fail = self.source.can_fail or self.map_fn is not None or self.augment_fn is not None
         return self.failures.on_error == "skip" and can_fail
 
+    def examples_at(self, positions: np.ndarray) -> np.ndarray:
+        """The source's examples at some positions of an order that is fixed: the same."""
+        return positions
+
     def num_batches(self, num_examples: int) -> int:
         """Number of batches (of examples, where there are no batches) in an epoch of so many examples."""
         if self.batch_size is None:

@@ -6,13 +6,14 @@ import dataclasses
 import operator
 import os
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
 from keras_turbo.data.disk_store import default_cache_dir
 from keras_turbo.data.failures import ON_ERROR
+from keras_turbo.data.length_buckets import TOO_LONG, check_boundaries
 from keras_turbo.data.service.address import ServiceAddress
 
 Cache = Literal["auto", "memory", "disk", False]
@@ -42,6 +43,8 @@ class Settings:
     workers: int | None = None
     on_error: Literal["raise", "skip"] = "raise"
     service: str | None = None
+    bucket_by_length: Sequence[int] | None = None
+    too_long: Literal["raise", "truncate"] = "raise"
 
     def __post_init__(self) -> None:
         check_count("batch_size", self.batch_size, "None, for examples one by one (or as they come)")
@@ -75,6 +78,18 @@ class Settings:
                 )
         if self.service is not None:
             ServiceAddress.parse(self.service)
+        if self.bucket_by_length is not None:
+            check_boundaries(self.bucket_by_length)
+            if self.batch_size is None:
+                raise ValueError("`bucket_by_length` puts sequences together in batches. Give a batch_size.")
+            if self.service is not None:
+                raise ValueError(
+                    "`bucket_by_length` composes batches in this process: it is not possible together with `service`."
+                )
+        if self.too_long not in TOO_LONG:
+            raise ValueError(f"`too_long` must be 'raise' or 'truncate'. Received: too_long={self.too_long!r}.")
+        if self.too_long != "raise" and self.bucket_by_length is None:
+            raise ValueError("`too_long` is for sequences beyond the last length of `bucket_by_length`. Give that.")
         if self.drop_remainder and self.batch_size is None:
             raise ValueError("`drop_remainder=True` has no meaning with batch_size=None: there are no batches.")
 
