@@ -231,16 +231,25 @@ class _ServiceSession:
         self._pipeline = pipeline
         self._next, self._end = first, end
         self._stream: BatchStream | None = None
+        self._error: Exception | None = None
 
     def next(self) -> list[np.ndarray]:
+        if self._error is not None:
+            # tf.data asks for the next batches in the background, and shall not wait for each of them.
+            raise self._error
         if self._next >= self._end:
             raise StopIteration
-        if self._stream is None:
-            self._stream = self._pipeline.take_stream(self._next)
         try:
+            if self._stream is None:
+                self._stream = self._pipeline.take_stream(self._next)
             _, *leaves = self._stream.next()
+        except DataServiceError as error:
+            self._error = error
+            raise
         except tf.errors.OpError as error:
-            raise self._pipeline.explain(error, self._stream.waiting_for()) from None
+            numbers = range(self._next, self._end) if self._stream is None else self._stream.waiting_for()
+            self._error = self._pipeline.explain(error, numbers)
+            raise self._error from None
         self._next += 1
         if self._next == self._end:
             self._let_go(goes_on=True)

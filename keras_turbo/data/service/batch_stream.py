@@ -25,9 +25,10 @@ _SAYS_SO_AFTER_SECONDS = 120.0
 # A batch that did not come after so many new jobs will not come.
 _MOST_RESTARTS = 4
 
-# Batches held back while an earlier one is missing. A worker has a few in the making, so that a worker four times as fast
-# as another is that much ahead; beyond, the earlier one counts as lost. Twice as many after each new job.
-_MOST_EARLY = 32
+# Batches held back while an earlier one is missing, as many as fit in so much memory. A worker has about six in the
+# making, so that one ten times as fast as another is that much ahead; beyond, the earlier one counts as lost. Twice as
+# many after each new job.
+_FEWEST_EARLY, _MOST_EARLY = 16, 64
 _EARLY_BYTES = 256 << 20
 
 # What TensorFlow raises where a server went away, or came back without knowing the job.
@@ -57,7 +58,7 @@ class BatchStream:
         self._start_job = start_job
         self._check_workers = check_workers
         self._early: dict[int, list[np.ndarray]] = {}
-        self._most_early = _MOST_EARLY
+        self._most_early = _FEWEST_EARLY
         self._restarts = 0
         self._waited_seconds = 0.0
         self._job = start_job(first)
@@ -104,9 +105,8 @@ class BatchStream:
             return
         number = int(batch[0])
         if number >= self.next_number and number not in self._early:
-            if not self._early:
-                num_bytes = max(1, sum(leaf.nbytes for leaf in batch))
-                self._most_early = max(self._most_early, min(8 * _MOST_EARLY, _EARLY_BYTES // num_bytes))
+            num_bytes = max(1, sum(leaf.nbytes for leaf in batch))
+            self._most_early = max(self._most_early, min(_MOST_EARLY, _EARLY_BYTES // num_bytes))
             self._early[number] = batch
 
     def _begin_again(self, reason: str) -> None:
