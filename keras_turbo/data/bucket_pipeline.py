@@ -18,7 +18,7 @@ from keras_turbo.data.sources.made_in_python import MadeInPython
 from keras_turbo.data.sources.sequences import SequenceSource
 from keras_turbo.data.sources.source import Source
 from keras_turbo.data.sources.tf_dataset import TfDatasetSource
-from keras_turbo.data.stream_buckets import is_sequence, padded, too_long_error
+from keras_turbo.data.stream_buckets import padded, too_long_error
 
 
 def check_for_buckets(settings: Settings, source: Source) -> None:
@@ -30,13 +30,13 @@ def check_for_buckets(settings: Settings, source: Source) -> None:
     is_stream = isinstance(source, TfDatasetSource) and not isinstance(source, MadeInPython)
     if not is_stream and not isinstance(source, SequenceSource):
         raise ValueError(
-            "`bucket_by_length` needs sequences in memory, or a tf.data.Dataset of single examples. Any FastDataset is "
-            "one: FastDataset(FastDataset.from_tfrecord(..., batch_size=None), bucket_by_length=[...])."
+            "`bucket_by_length` needs sequences in memory, or a tf.data.Dataset of single examples. Any FastDataset "
+            "is one: FastDataset(FastDataset.from_tfrecord(..., batch_size=None), bucket_by_length=[...])."
         )
     if settings.cache not in ("auto", False):
         raise ValueError(
-            f"cache={settings.cache!r} keeps examples of one shape, and `bucket_by_length` is for others. Leave `cache` "
-            "out, or cache the tf.data.Dataset itself."
+            f"cache={settings.cache!r} keeps examples of one shape, and `bucket_by_length` is for others. Leave "
+            "`cache` out, or cache the tf.data.Dataset itself."
         )
     if settings.on_error != "raise":
         raise ValueError("on_error='skip' is not possible with `bucket_by_length`: batches are composed beforehand.")
@@ -147,13 +147,13 @@ class _BucketSession:
     """The batches of one epoch, as the positions of their examples."""
 
     def __init__(self, epoch: int, composition: Any, numbers: np.ndarray) -> None:
-        self._epoch = np.int64(epoch)
+        self._epoch = np.asarray(epoch, np.int64)
         self._composition = composition
         self._numbers = iter(numbers.tolist())
 
     def next(self) -> list[np.ndarray]:
         length, positions = self._composition.batch(next(self._numbers))
-        return [self._epoch, np.int64(length), positions.astype(np.int64)]
+        return [self._epoch, np.asarray(length, np.int64), positions.astype(np.int64)]
 
     def close(self) -> None:
         pass

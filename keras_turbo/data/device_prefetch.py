@@ -30,8 +30,8 @@ def device_iterator(dataset: tf.data.Dataset, host_iterator: Callable[[], tf.dat
         host_iterator: makes the iterator of the host.
 
     Returns:
-        An iterator. One of the GPU has an attribute `host_iterator`, for whoever reads it inside of a graph that runs on
-        the host, before it has given anything: the function that makes one in its place.
+        An iterator. One of the GPU has an attribute `host_iterator`, for whoever reads it inside of a graph that runs
+        on the host, before it has given anything: the function that makes one in its place.
     """
     device = accelerator() if tf.executing_eagerly() else None
     if device is None or not _can_be_on_device(dataset.element_spec):

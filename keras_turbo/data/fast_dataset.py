@@ -84,10 +84,11 @@ class FastDataset(FileDatasets):
             in the same order, as docs/data_service.md describes. Needs arrays (small ones), images or files that
             TensorFlow's operations read, under paths that are the same on all machines. Nothing is cached. Default
             None: this process makes them.
-        bucket_by_length: ascending lengths, such as `[32, 64, 128]`, for sequences of unequal lengths (the first axis of
-            an example): a batch has examples of one bucket, filled up with zeros to its length, so that batches have
-            few shapes and XLA compiles once for each. `x` is then a `tf.RaggedTensor`, a list of sequences, or a dict or
-            tuple of these and of arrays (`y` too), or a `tf.data.Dataset` of single examples. `shard` deals out batches.
+        bucket_by_length: ascending lengths, such as `[32, 64, 128]`, for sequences of unequal lengths (the first axis
+            of an example): a batch has examples of one bucket, filled up with zeros to its length, so that batches
+            have few shapes and XLA compiles once for each. `x` is then a `tf.RaggedTensor`, a list of sequences, a
+            dict or tuple of these and of arrays (`y` too), or a `tf.data.Dataset` of single examples. `shard` deals
+            out batches.
         too_long: what becomes of sequences beyond the last length. "raise" (default): an error. "truncate": what is
             beyond it is cut off.
 

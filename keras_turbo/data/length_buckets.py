@@ -18,7 +18,7 @@ _COMPOSITION = 0x6275636B  # "buck"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LengthBuckets:
-    """The batches of an epoch, each of examples of one bucket; how many, and of which bucket, is the same in all epochs.
+    """The batches of an epoch, each of examples of one bucket: as many of each bucket in all epochs.
 
     Args:
         lengths: int64 vector, of all examples.

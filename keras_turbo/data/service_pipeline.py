@@ -102,7 +102,8 @@ class ServicePipeline(Pipeline):
         self._service.check()
 
     def dataset(self, *, stacked: int | None = None, only_stored: bool = False) -> tf.data.Dataset:
-        spec = self._batches_from(0).element_spec["out"]
+        whole: Any = self._batches_from(0).element_spec
+        spec = whole["out"]
         number = self.num_batches(self.order.num_examples)
         batches = claim_cardinality(self._sessions.dataset([], spec), number, read_to_end=False)
         return batches.prefetch(PREFETCHED_BATCHES).with_options(data_options())
@@ -166,9 +167,7 @@ class ServicePipeline(Pipeline):
     def _check_workers(self) -> None:
         """Raises DataServiceError where no worker is there."""
         self._service.check()
-        job = ServiceJob(
-            self._service, tf.data.Dataset.range(1), tf.data.experimental.service.ShardingPolicy.OFF
-        )
+        job = ServiceJob(self._service, tf.data.Dataset.range(1), tf.data.experimental.service.ShardingPolicy.OFF)
         try:
             job.next(ANSWER_SECONDS)
         except (NothingArrivedError, tf.errors.OpError) as error:
@@ -266,7 +265,8 @@ class _ServiceSession:
 
 def _too_large(num_bytes: int) -> str:
     return (
-        f"The data are {num_bytes / 1e6:.0f} MB, which would go to the dispatcher and to each worker of the data service "
-        f"as a part of the graph; up to {LARGEST_GRAPH_BYTES >> 20} MiB may. Write them to files that the workers reach, "
-        "and use from_image_folder or from_files, or leave `service` out: arrays in memory are fast by themselves."
+        f"The data are {num_bytes / 1e6:.0f} MB, which would go to the dispatcher and to each worker of the data "
+        f"service as a part of the graph; up to {LARGEST_GRAPH_BYTES >> 20} MiB may. Write them to files that the "
+        "workers reach, and use from_image_folder or from_files, or leave `service` out: arrays in memory are fast by "
+        "themselves."
     )

@@ -74,11 +74,14 @@ class StreamBuckets:
         def without_length(_: tf.Tensor, batch: Any) -> Any:
             return batch
 
-        grouped = elements.map(filled_up).group_by_window(
-            key_func=lambda length, element: length,
-            reduce_func=lambda _, group: group.batch(self.batch_size, drop_remainder=self.drop_remainder),
-            window_size=self.batch_size,
-        )
+        def key(length: tf.Tensor, *_: Any) -> tf.Tensor:
+            return length
+
+        def batch(_: tf.Tensor, group: tf.data.Dataset) -> tf.data.Dataset:
+            return group.batch(self.batch_size, drop_remainder=self.drop_remainder)
+
+        lengths: Any = elements.map(filled_up)
+        grouped = lengths.group_by_window(key_func=key, reduce_func=batch, window_size=self.batch_size)
         return grouped.map(without_length)
 
 
@@ -102,7 +105,9 @@ def padded(example: Any, length: tf.Tensor, *, truncates: bool) -> Any:
         if truncates:
             leaf = leaf[:length]
         missing = length - tf.shape(leaf, tf.int64)[0]
-        text = "A sequence is longer than its bucket: `map_fn` or `augment_fn` may not lengthen what they get by so much."
+        text = (
+            "A sequence is longer than its bucket: `map_fn` or `augment_fn` may not lengthen what they get by so much."
+        )
         with tf.control_dependencies([tf.debugging.Assert(missing >= 0, [text, "Too long by", -missing])]):
             rest = [[0, 0]] * (leaf.shape.rank - 1)
             return tf.pad(leaf, tf.concat([[[0, missing]], tf.constant(rest, tf.int64, [len(rest), 2])], 0))
@@ -115,8 +120,8 @@ def too_long_error(which: str, length: int | None, last: int, number: int) -> st
     others = f" ({number} are too long)" if number > 1 else ""
     is_long = "is longer than" if length is None else f"has length {length}, more than"
     return (
-        f"A sequence is too long: {which} {is_long} {last}, the last length of `bucket_by_length`{others}. Add a longer "
-        "one, or cut sequences by too_long='truncate'."
+        f"A sequence is too long: {which} {is_long} {last}, the last length of `bucket_by_length`{others}. Add a "
+        "longer one, or cut sequences by too_long='truncate'."
     )
 
 

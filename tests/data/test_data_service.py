@@ -129,9 +129,10 @@ class TestBatches:
         assert sorted(first) == sorted(second) == list(range(101))
         assert first != second
 
-
     def test_resuming_begins_at_any_batch(self, service):
-        data = FastDataset(ROWS, LABELS, batch_size=8, shuffle=True, seed=1, augment_fn=with_noise, service=service.address)
+        data = FastDataset(
+            ROWS, LABELS, batch_size=8, shuffle=True, seed=1, augment_fn=with_noise, service=service.address
+        )
         batches_of(data)
         whole = batches_of(data)
         data.resume_at(1, 5)
@@ -189,7 +190,9 @@ class TestBatches:
         with pytest.raises(tf.errors.InvalidArgumentError, match=r"4\.png: .*A worker of the data service could not"):
             batches_of(FastDataset.from_image_folder("fotos, größer", service=service.address, **options))
         Image.fromarray(pixels).save(damaged, "gif")
-        with pytest.raises(tf.errors.InvalidArgumentError, match=r"4\.png: a data service's workers decode JPEG and PNG"):
+        with pytest.raises(
+            tf.errors.InvalidArgumentError, match=r"4\.png: a data service's workers decode JPEG and PNG"
+        ):
             batches_of(FastDataset.from_image_folder("fotos, größer", service=service.address, **options))
 
     def test_records(self, service, tmp_path):
@@ -242,7 +245,8 @@ class TestRefused:
             FastDataset(ROWS, service="grpc://localhost:1")
 
     @pytest.mark.parametrize(
-        "text", ["localhost:5000", "http://localhost:5000", "grpc://localhost", "grpc://:5000", "grpc://a:0", "grpc://a:99999"]
+        "text",
+        ["localhost:5000", "http://localhost:5000", "grpc://localhost", "grpc://:5000", "grpc://a:0", "grpc://a:99999"],
     )
     def test_an_address_in_another_form(self, text):
         with pytest.raises(ValueError, match=r"as 'grpc://host:port'.*Received: "):

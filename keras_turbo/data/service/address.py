@@ -71,7 +71,9 @@ class ServiceAddress:
                 connection.sendall(_GREETING)
                 header = _received(connection, _FRAME_HEADER_BYTES)
         except socket.gaierror as error:
-            raise DataServiceError(f"There is no host {self.host!r} for the data service at {self}: {error}.") from error
+            raise DataServiceError(
+                f"There is no host {self.host!r} for the data service at {self}: {error}."
+            ) from error
         except OSError as error:
             raise DataServiceError(
                 f"No data service answers at {self}: {error}. Start one by `python -m keras_turbo data-service "

@@ -51,9 +51,7 @@ class BatchStream:
         first: the number of the first batch.
     """
 
-    def __init__(
-        self, start_job: Callable[[int], ServiceJob], check_workers: Callable[[], None], first: int
-    ) -> None:
+    def __init__(self, start_job: Callable[[int], ServiceJob], check_workers: Callable[[], None], first: int) -> None:
         self.next_number = first
         self._start_job = start_job
         self._check_workers = check_workers

@@ -23,7 +23,8 @@ _WORKER_GONE_MS = 10_000
 _RETRY_SECONDS = 0.5
 
 _OPEN_TO_ALL = (
-    "TensorFlow opens this port on all network interfaces, and whoever reaches it may use it: keep it behind a firewall."
+    "TensorFlow opens this port on all network interfaces, and whoever reaches it may use it: keep it behind a "
+    "firewall."
 )
 
 

@@ -217,9 +217,7 @@ def image_folder_sources(
     return sources, names
 
 
-def _load_image(
-    options: ImageOptions, path: tf.Tensor, seed: tf.Tensor, *, calls_python: bool = True
-) -> tf.Tensor:
+def _load_image(options: ImageOptions, path: tf.Tensor, seed: tf.Tensor, *, calls_python: bool = True) -> tf.Tensor:
     return decode_image(tf.io.read_file(path), options, seed, calls_python=calls_python)
 
 

@@ -145,7 +145,7 @@ def _column(leaf: Any, name: str) -> _Column:
                 f"{leaf.shape}."
             )
         return _Column(name, _as_floatx(leaf.flat_values.numpy()), leaf.row_lengths().numpy())
-    rows = leaf if isinstance(leaf, list) or getattr(leaf, "dtype", None) == object else None
+    rows = leaf if isinstance(leaf, list) or _has_objects(leaf) else None
     if rows is None or all(isinstance(row, (str, bytes)) for row in rows):
         array = np.asarray(leaf)
         if array.ndim == 0:
@@ -167,6 +167,10 @@ def _column(leaf: Any, name: str) -> _Column:
     dtype = np.result_type(*{array.dtype for array in typed})
     values = np.concatenate([array.astype(dtype) for array in filled])
     return _Column(name, _as_floatx(values), np.array([len(array) for array in filled], np.int64))
+
+
+def _has_objects(leaf: Any) -> bool:
+    return isinstance(leaf, np.ndarray) and leaf.dtype.hasobject
 
 
 def _as_floatx(array: np.ndarray) -> np.ndarray:

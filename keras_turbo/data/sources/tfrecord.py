@@ -71,8 +71,8 @@ class TfRecordSource(Source):
             )
         elif isinstance(layout, ManifestLayout) and layout.has_images:
             self.why_not_remote = (
-                "images in records are decoded with the help of Python (use from_image_folder on the images themselves, "
-                "or convert without a manifest: give `features` and decode in map_fn)"
+                "images in records are decoded with the help of Python (use from_image_folder on the images "
+                "themselves, or convert without a manifest: give `features` and decode in map_fn)"
             )
         self._recipe = recipe
         self._files = list(files)
