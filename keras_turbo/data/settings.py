@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import operator
 import os
 import pathlib
@@ -15,6 +16,7 @@ from keras_turbo.data.disk_store import default_cache_dir
 from keras_turbo.data.failures import ON_ERROR
 from keras_turbo.data.length_buckets import TOO_LONG, check_boundaries
 from keras_turbo.data.service.address import ServiceAddress
+from keras_turbo.devices.cpu import cores
 
 Cache = Literal["auto", "memory", "disk", False]
 CACHES: tuple[Any, ...] = ("auto", "memory", "disk", False)
@@ -148,10 +150,8 @@ class Settings:
 
 
 def available_cores() -> int:
-    """Cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """Cores that this process may use, limits of containers included (`docker --cpus`)."""
+    return max(1, math.ceil(cores().usable))
 
 
 def check_count(name: str, value: Any, none_means: str) -> None:
