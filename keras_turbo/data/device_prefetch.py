@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 # Batches on the GPU ahead of the step. One would do where all take the same time.
 _BATCHES_ON_DEVICE = 2
 
+_PROBED_BATCHES = 2
+
 
 def device_iterator(dataset: tf.data.Dataset, host_iterator: Callable[[], tf.data.Iterator]) -> tf.data.Iterator:
     """An iterator whose batches are on the GPU, where there is one; else, and where that can't be, one of the host.
@@ -90,14 +92,27 @@ def _can_be_on_device(element_spec: Any) -> bool:
 
 @functools.cache
 def _works(device: str, dtypes: tuple[tf.DType, ...]) -> bool:
-    """Tries it once with a batch of zeros: where something is missing on a device, reading the first element tells."""
+    """Tries it once with batches of zeros, read in all ways in which train functions read theirs."""
     try:
         with tf.device("CPU:0"):
-            batch = tuple(tf.zeros([1], dtype) for dtype in dtypes)
-            dataset = tf.data.Dataset.from_tensors(batch)
-        arrived = next(iter(dataset.apply(_prefetched_to(device))))
+            zeros = tuple(tf.zeros([1], dtype) for dtype in dtypes)
+            batches = tf.data.Dataset.from_tensors(zeros).repeat(_PROBED_BATCHES + 1)
+        iterator = iter(batches.apply(_prefetched_to(device)))
+        next(iterator)
+        return int(_number_read(iterator)) == _PROBED_BATCHES
     except Exception as error:  # whatever TensorFlow raises
         logger.debug("Batches are not prefetched to %s: %s", device, error)
         return False
-    # Small integers may stay on the host, where the kernels of GPUs expect them.
-    return len(arrived) == len(batch)
+
+
+@tf.function(autograph=False)
+def _number_read(iterator: tf.data.Iterator) -> tf.Tensor:
+    """Reads an iterator to its end inside of a graph, where the end must not be an error."""
+
+    def read_on(count: tf.Tensor, batch: Any) -> tuple[tf.Tensor, Any]:
+        with tf.control_dependencies(tf.nest.flatten(batch.get_value())):
+            count += 1
+        return count, tf.cond(batch.has_value(), iterator.get_next_as_optional, lambda: batch)
+
+    first = iterator.get_next_as_optional()
+    return tf.while_loop(lambda count, batch: batch.has_value(), read_on, (tf.constant(0), first))[0]

@@ -80,7 +80,7 @@ class InputWait:
         if reason is not None:
             raise ValueError(f"The waits for this iterator can't be measured: {reason}.")
         # The graph below runs on the host, and so does what it reads: then batches are not prefetched to a GPU.
-        iterator = getattr(iterator, "host_iterator", lambda: iterator)()
+        given, iterator = iterator, getattr(iterator, "host_iterator", lambda: iterator)()
         spec = iterator.element_spec
         leaves = _flat_specs(spec)
         pull = self._pull(iterator, leaves)
@@ -105,8 +105,8 @@ class InputWait:
         options.experimental_optimization.apply_default_optimizations = False
         timed = iter(dataset.with_options(options))
         for name in _FURTHER_METHODS:
-            if hasattr(iterator, name):
-                setattr(timed, name, getattr(iterator, name))
+            if hasattr(given, name):
+                setattr(timed, name, getattr(given, name))
         return timed
 
     def read(self) -> Waits:

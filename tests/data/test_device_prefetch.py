@@ -120,6 +120,7 @@ class TestReadOnTheHost:
         assert devices_of(timed) == {"device:CPU:0"}
         assert waits.read().batches == 5
         assert data.epochs_begun == 1
+        assert timed.stacks(2) is not None
 
     def test_what_was_read_on_the_device_is_not_timed(self, on_second_device):
         iterator = iter(FastDataset(ROWS, batch_size=4))

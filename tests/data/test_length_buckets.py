@@ -167,9 +167,7 @@ class TestStreams:
                 example = tf.train.Example(features=tf.train.Features(feature={"tokens": feature}))
                 writer.write(example.SerializeToString())
         features = {"tokens": tf.io.VarLenFeature(tf.int64)}
-        records = FastDataset.from_tfrecord(
-            tmp_path, features, x="tokens", batch_size=None, map_fn=lambda tokens: tokens, shuffle=True, seed=1
-        )
+        records = FastDataset.from_tfrecord(tmp_path, features, x="tokens", batch_size=None, shuffle=True, seed=1)
         data = FastDataset(records, batch_size=8, bucket_by_length=BUCKETS)
         rows = [row[row > 0].tolist() for batch in batches_of(data) for row in batch]
         assert sorted(rows) == sorted(SEQUENCES)
