@@ -210,6 +210,11 @@ class ServicePipeline(Pipeline):
 
     def explain(self, error: tf.errors.OpError, numbers: range) -> Exception:
         """What to raise where one of these batches could not be made."""
+        if isinstance(error, tf.errors.UnimplementedError):
+            return DataServiceError(
+                f"What answers at {self._service} is no dispatcher. Give the address that the dispatcher prints, not "
+                f"that of a worker. ({reason_of(error)})"
+            )
         count, size = self._batches_per_epoch, self.batch_size or 1
         for number in numbers:
             epoch, batch = divmod(number, count)

@@ -266,6 +266,11 @@ class TestRefused:
                 FastDataset(ROWS, service=f"grpc://localhost:{server.getsockname()[1]}")
             thread.join()
 
+    def test_where_a_worker_answers(self, service):
+        address = service.said[1].split()[1]
+        with pytest.raises(tf.errors.OpError, match=f"What answers at grpc://{address} is no dispatcher"):
+            batches_of(FastDataset(ROWS, service=f"grpc://{address}"))
+
     def test_report(self, service):
         with pytest.raises(ValueError, match="of a data service can't be told apart"):
             FastDataset(ROWS, service=service.address).report()
