@@ -1,4 +1,4 @@
-"""The command line: `python -m keras_turbo {demo, convert, doctor, checkpoints, audit}`."""
+"""The command line: `python -m keras_turbo {demo, convert, data-service, doctor, checkpoints, audit}`."""
 
 from __future__ import annotations
 
@@ -52,6 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     _add_demo(commands)
     _add_convert(commands)
+    _add_data_service(commands)
     _add_doctor(commands)
     _add_checkpoints(commands)
     _add_audit(commands)
@@ -314,6 +315,69 @@ def _run_convert(parser: argparse.ArgumentParser, options: argparse.Namespace) -
             f"Read them by FastDataset.from_tfrecord({str(folder)!r}).\n"
         )
     return 0
+
+
+def _add_data_service(commands: argparse._SubParsersAction) -> None:
+    service = commands.add_parser(
+        "data-service",
+        help="run a part of a tf.data service: batches made on other machines",
+        description="Runs one part of a tf.data service in the foreground, until SIGTERM or Ctrl-C. One dispatcher and "
+        "any number of workers make batches for FastDataset(..., service='grpc://host:port'). docs/data_service.md "
+        "says how to set one up.",
+    )
+    service.set_defaults(run=lambda options: service.print_help(sys.stderr) or 2)
+    parts = service.add_subparsers(title="parts", metavar="PART")
+    dispatcher = parts.add_parser("dispatcher", help="hands out the work, and tells trainers where workers are")
+    worker = parts.add_parser("worker", help="makes batches")
+    for part in (dispatcher, worker):
+        part.add_argument(
+            "--port", type=_port, default=0, metavar="N", help="port to listen on (default: any free one, printed)"
+        )
+        part.add_argument(
+            "--host",
+            default="localhost",
+            metavar="NAME",
+            help="the name under which other machines reach this one (default: %(default)s, for this machine alone)",
+        )
+    dispatcher.add_argument(
+        "--work-dir",
+        metavar="DIR",
+        help="a folder that keeps the state, so that a dispatcher started again with it and the same port goes on "
+        "(default: none, the state is lost with the process)",
+    )
+    worker.add_argument(
+        "--dispatcher", required=True, metavar="grpc://HOST:PORT", help="the dispatcher's address, as it prints it"
+    )
+    worker.add_argument(
+        "--timeout",
+        type=_integer_from(1),
+        default=60,
+        metavar="SECONDS",
+        help="how long to wait for the dispatcher (default: %(default)s)",
+    )
+    dispatcher.set_defaults(run=lambda options: _run_data_service(dispatcher, options))
+    worker.set_defaults(run=lambda options: _run_data_service(worker, options))
+
+
+def _run_data_service(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    from keras_turbo.data.service.address import ServiceAddress
+    from keras_turbo.data.service.servers import run_dispatcher, run_worker
+
+    try:
+        if hasattr(options, "dispatcher"):
+            address = ServiceAddress.parse(options.dispatcher)
+            run_worker(address, host=options.host, port=options.port, timeout_seconds=options.timeout)
+        else:
+            run_dispatcher(host=options.host, port=options.port, work_dir=options.work_dir)
+    except (ValueError, OSError) as error:
+        parser.exit(2, f"{parser.prog}: error: {error}\n")
+    return 0
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) >= 1 << 16:
+        raise argparse.ArgumentTypeError(f"must be a port from 0 to 65535. Received: {text!r}.")
+    return int(text)
 
 
 def _size(text: str) -> tuple[int, int]:

@@ -128,6 +128,9 @@ class DataPosition:
             with contextlib.suppress(StopIteration, tf.errors.OutOfRangeError):
                 for _ in range(count):
                     next(iterator)
+        if count and hasattr(iterator, "host_iterator"):
+            # No other iterator can take its place any more.
+            iterator.host_iterator = None
         # From here on it counts as if this iterator were the one of the run before.
         self._begun, self._batches = self._resumed
 

@@ -12,11 +12,14 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_turbo.data.bucket_pipeline import BucketPipeline, buckets_of, check_for_buckets
 from keras_turbo.data.example_order import EpochCounter, ExampleOrder
 from keras_turbo.data.failures import ExampleLoadError, Failures
 from keras_turbo.data.pipeline import Pipeline
 from keras_turbo.data.python_function import PythonFunction
 from keras_turbo.data.python_pipeline import PythonPipeline
+from keras_turbo.data.service.address import ServiceAddress
+from keras_turbo.data.service_pipeline import ServicePipeline, check_for_service
 from keras_turbo.data.settings import Settings
 from keras_turbo.data.sources.arrays import ArraySource
 from keras_turbo.data.sources.generator import GeneratorSource
@@ -28,9 +31,11 @@ from keras_turbo.data.sources.py_dataset import (
     py_dataset_source,
 )
 from keras_turbo.data.sources.python_source import PythonSource
+from keras_turbo.data.sources.sequences import SequenceSource
 from keras_turbo.data.sources.source import Source
 from keras_turbo.data.sources.tf_dataset import TfDatasetSource
 from keras_turbo.data.store_choice import choose_store, python_store, require_known_length
+from keras_turbo.data.stream_buckets import StreamBuckets
 from keras_turbo.data.stream_pipeline import stream_dataset
 from keras_turbo.data.user_functions import ElementFunction, RandomFunction
 
@@ -60,6 +65,8 @@ def source_of(x: Any, y: Any, sample_weight: Any, settings: Settings) -> Source:
         return _python_source_of(x, y, sample_weight, settings)
     if isinstance(settings.map_fn, PythonFunction):
         return mapped_arrays_source(x, y, sample_weight, settings.map_fn, settings)
+    if settings.bucket_by_length is not None:
+        return SequenceSource(x, y, sample_weight)
     return ArraySource(x, y, sample_weight, memory_maps_stay_on_disk=settings.cache != "memory")
 
 
@@ -98,6 +105,10 @@ def assemble(
     Returns:
         The parts, None for a stream without positions, and the dataset that they make.
     """
+    if settings.service is not None:
+        check_for_service(settings, source)
+    if settings.bucket_by_length is not None:
+        check_for_buckets(settings, source)
     settings = _settings_for(source, settings)
     map_fn = None if settings.map_fn is None else ElementFunction(settings.map_fn, "map_fn")
     augment_fn = None if settings.augment_fn is None else RandomFunction(settings.augment_fn)
@@ -113,6 +124,8 @@ def assemble(
             dataset = _stream(source, settings, map_fn, augment_fn, counter)
         else:
             pipeline = _make_pipeline(source, settings, map_fn, augment_fn, order, like, counter)
+            if isinstance(pipeline, ServicePipeline):
+                pipeline.check()
             dataset = pipeline.dataset()
     if augment_fn is not None and augment_fn.leftover_ops:
         warnings.warn(
@@ -164,8 +177,10 @@ def _make_pipeline(
     counter: EpochCounter,
 ) -> Pipeline:
     require_known_length(settings, source)
+    buckets = buckets_of(source, settings) if isinstance(source, SequenceSource) else None
     if order is None:
-        order = source.order(
+        make_order = source.order if buckets is None else functools.partial(ExampleOrder, buckets.num_batches)
+        order = make_order(
             shuffle=settings.shuffle,
             seed=settings.settled_seed,
             reshuffle_each_epoch=settings.reshuffle_each_epoch,
@@ -183,20 +198,30 @@ def _make_pipeline(
             raise ExampleLoadError(reason)
         loading_graph()(tf.constant(position, tf.int64), tf.constant(epoch, tf.int64))
 
-    kind = PythonPipeline if isinstance(source, PythonSource) else Pipeline
+    kind: Callable[..., Pipeline] = PythonPipeline if isinstance(source, PythonSource) else Pipeline
+    if buckets is not None:
+        kind = functools.partial(BucketPipeline, buckets=buckets, truncates=settings.too_long == "truncate")
+    parallel_calls = settings.parallel_calls
+    if settings.service is not None:
+        kind = functools.partial(ServicePipeline, address=ServiceAddress.parse(settings.service))
+        # How many cores a worker has is known there.
+        parallel_calls = settings.workers or tf.data.AUTOTUNE
     pipeline = kind(
         source=source,
         order=order,
         seed=settings.settled_seed,
-        batch_size=settings.batch_size,
+        # Of buckets, what has positions are the batches.
+        batch_size=settings.batch_size if buckets is None else None,
         drop_remainder=settings.drop_remainder,
         map_fn=map_fn,
         augment_fn=augment_fn,
         store=None,
         failures=Failures(settings.on_error, source.num_examples, source.describe, load_again),
-        parallel_calls=settings.parallel_calls,
+        parallel_calls=parallel_calls,
         counter=counter,
     )
+    if settings.service is not None or buckets is not None:
+        return pipeline
     if like is not None:
         # A shard of a dataset: the same examples, so the same store, and the same account of what fails.
         pipeline.store = like.store
@@ -235,4 +260,5 @@ def _stream(
         augment_fn=augment_fn,
         parallel_calls=settings.parallel_calls,
         counter=counter,
+        buckets=None if settings.bucket_by_length is None else StreamBuckets.of(settings),
     )

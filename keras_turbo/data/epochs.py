@@ -42,9 +42,10 @@ class Epochs:
         count = operator.index(count)
         if count < 1:
             raise ValueError(f"A stack must hold at least 1 batch. Received: count={count}.")
-        if self._pipeline is None or self._pipeline.batch_size is None or not self._can_be_stacked:
+        pipeline = self._pipeline
+        if pipeline is None or pipeline.batch_size is None or not (pipeline.gives_stacks and self._can_be_stacked):
             return None
-        return self._dataset(self._pipeline, count)
+        return self._dataset(pipeline, count)
 
     def cardinality(self) -> tf.Tensor:
         """Number of batches in an epoch, int64; `tf.data.UNKNOWN_CARDINALITY` where examples may be left out."""
@@ -86,6 +87,7 @@ class Epochs:
                     "Iterate once."
                 )
             positions = positions[~failures.are_failed(positions)]
+        positions = self._pipeline.examples_at(positions)
         if self._pipeline.drop_remainder and self._pipeline.batch_size is not None:
             positions = positions[: len(positions) // self._pipeline.batch_size * self._pipeline.batch_size]
         return positions

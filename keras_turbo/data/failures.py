@@ -103,6 +103,14 @@ class Failures:
             reason, _ = self._why(position, epoch)
             self._skip(position, reason)
 
+    def first_that_fails(self, positions: np.ndarray, epoch: int) -> str | None:
+        """Loads examples until one fails; gives its description and the reason, None where none fails."""
+        for position in positions.tolist():
+            reason, _ = self._why(position, epoch)
+            if reason != _PASSING_FAULT:
+                return f"{self._describe(position)}: {reason}"
+        return None
+
     def end_pass(self, positions: np.ndarray) -> None:
         """Takes note that an epoch over these positions is through.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import keras
@@ -12,11 +12,13 @@ import tensorflow as tf
 
 from keras_turbo.data.assembly import assemble, source_of
 from keras_turbo.data.class_weights import with_all_classes
+from keras_turbo.data.device_prefetch import WeightedDataset, device_iterator
 from keras_turbo.data.epochs import Epochs
 from keras_turbo.data.example_order import EpochCounter, ExampleOrder, Remainder
 from keras_turbo.data.failures import SkippedExample
 from keras_turbo.data.file_datasets import FileDatasets
 from keras_turbo.data.report import PipelineReport, measure_pipeline
+from keras_turbo.data.service_pipeline import ServicePipeline
 from keras_turbo.data.settings import Cache, Settings
 from keras_turbo.data.sources.made_in_python import MadeInPython
 from keras_turbo.data.sources.source import Source
@@ -78,9 +80,21 @@ class FastDataset(FileDatasets):
             make them, 0 for this one; by default chosen by the time that an item takes, and logged.
         on_error: what happens when an example can't be loaded. "raise" (default): an error with its path. "skip": it is
             left out, listed in `skipped`, and the first is warned of.
+        service: "grpc://host:port", the dispatcher of a tf.data service, whose workers make the batches: the same bytes
+            in the same order, as docs/data_service.md describes. Needs arrays (small ones), images or files that
+            TensorFlow's operations read, under paths that are the same on all machines. Nothing is cached. Default
+            None: this process makes them.
+        bucket_by_length: ascending lengths, such as `[32, 64, 128]`, for sequences of unequal lengths (the first axis
+            of an example): a batch has examples of one bucket, filled up with zeros to its length, so that batches
+            have few shapes and XLA compiles once for each. `x` is then a `tf.RaggedTensor`, a list of sequences, a
+            dict or tuple of these and of arrays (`y` too), or a `tf.data.Dataset` of single examples. `shard` deals
+            out batches.
+        too_long: what becomes of sequences beyond the last length. "raise" (default): an error. "truncate": what is
+            beyond it is cut off.
 
     Raises:
         TypeError, ValueError: an argument that can't be, when the dataset is built.
+        DataServiceError: no dispatcher answers at `service`.
 
     Attributes:
         seed: the seed in use; give it again for the same run.
@@ -105,6 +119,9 @@ class FastDataset(FileDatasets):
         drop_remainder: bool = False,
         workers: int | None = None,
         on_error: Literal["raise", "skip"] = "raise",
+        service: str | None = None,
+        bucket_by_length: Sequence[int] | None = None,
+        too_long: Literal["raise", "truncate"] = "raise",
     ) -> None:
         settings = Settings(
             batch_size=batch_size,
@@ -118,6 +135,9 @@ class FastDataset(FileDatasets):
             drop_remainder=drop_remainder,
             workers=workers,
             on_error=on_error,
+            service=service,
+            bucket_by_length=bucket_by_length,
+            too_long=too_long,
         )
         self._assemble(source_of(x, y, sample_weight, settings), settings)
 
@@ -151,6 +171,8 @@ class FastDataset(FileDatasets):
         self._epochs = Epochs(self._pipeline, self._dataset)
         if isinstance(source, MadeInPython):
             source.used_by(self)
+        if isinstance(self._pipeline, ServicePipeline):
+            self._pipeline.used_by(self)
         variant = tf.data.experimental.to_variant(self._dataset)
         super().__init__(variant, self._dataset.element_spec, [self._dataset], holds=None)
 
@@ -164,9 +186,14 @@ class FastDataset(FileDatasets):
         `(count, batch, ...)`. The last full batches may be fewer, and a last batch that is not full comes alone, as
         `(1, rows, ...)`. It gives None where batches can't be stacked: with `batch_size=None`, for a `tf.data.Dataset`
         without a store, and for tensors whose shapes differ.
+
+        With a GPU and without a strategy, batches are copied to the GPU ahead of the step that takes them.
         """
         stored = self._epochs.stored() if tf.executing_eagerly() else None
-        iterator = super().__iter__() if stored is None else iter(stored)
+        if stored is None:
+            iterator = device_iterator(self, super().__iter__)
+        else:
+            iterator = device_iterator(stored, lambda: iter(stored))
         # An attribute, since what TensorFlow takes for an iterator in a train function is its own class alone. The
         # bound method also holds the dataset.
         iterator.stacks = self._stacks
@@ -178,7 +205,9 @@ class FastDataset(FileDatasets):
 
     def map(self, map_func: Callable, *args: Any, **kwargs: Any) -> tf.data.Dataset:
         """As `tf.data.Dataset.map`; `class_weight` of `fit` may leave classes out, which then weigh 1."""
-        return super().map(with_all_classes(map_func), *args, **kwargs)
+        with_weights = with_all_classes(map_func)
+        mapped = super().map(with_weights, *args, **kwargs)
+        return mapped if with_weights is map_func else WeightedDataset(mapped)
 
     def cardinality(self) -> tf.Tensor:  # pyright: ignore[reportIncompatibleMethodOverride] (a tensor there, too)
         """Number of batches in an epoch, int64.
@@ -233,7 +262,8 @@ class FastDataset(FileDatasets):
         # Where nothing is drawn, the seed is of no account; it may have been drawn itself.
         is_random = settings.shuffle or settings.augment_fn is not None or self._source.is_random
         order = None if self._pipeline is None else self._pipeline.order
-        return {
+        buckets = {} if settings.bucket_by_length is None else {"bucket_by_length": list(settings.bucket_by_length)}
+        return buckets | {
             "num_examples": self._source.num_examples,
             "shard": [1, 0] if order is None else [order.num_shards, order.shard_index],
             "remainder": "keep" if order is None else order.remainder,
@@ -249,6 +279,8 @@ class FastDataset(FileDatasets):
     def why_batches_are_read(self) -> str | None:
         """Why `resume_at` must read the batches before; None where it need not."""
         if isinstance(self._source, TfDatasetSource) and self._pipeline is None:
+            if self._settings.bucket_by_length is not None:
+                return f"which elements of {self._source.is_called} are in a batch is known once the batch is made"
             if self._source.can_seek:
                 return None
             return f"{self._source.is_called} without a store has no positions (a tf.data.Dataset gets them by cache)"
@@ -325,10 +357,10 @@ class FastDataset(FileDatasets):
         Raises:
             ValueError: the dataset is over a `tf.data.Dataset` without a store, whose stages can't be seen.
         """
-        if self._pipeline is None or not self._source.can_be_measured:
+        if self._pipeline is None or not self._source.can_be_measured or self._settings.service is not None:
             raise ValueError(
-                "report() measures arrays and files that TensorFlow reads; the stages of a tf.data.Dataset and of "
-                "Python code can't be told apart."
+                "report() measures arrays and files that TensorFlow reads in this process; the stages of a "
+                "tf.data.Dataset, of Python code and of a data service can't be told apart."
             )
         report = measure_pipeline(self._pipeline, seconds)
         if verbose:

@@ -44,7 +44,9 @@ _Reader = Callable[["tf.Tensor | None", "tf.Tensor | None"], tf.Tensor]
 
 
 @tf.autograph.experimental.do_not_convert
-def decode_image(data: tf.Tensor, options: ImageOptions, seed: tf.Tensor | None = None) -> tf.Tensor:
+def decode_image(
+    data: tf.Tensor, options: ImageOptions, seed: tf.Tensor | None = None, *, calls_python: bool = True
+) -> tf.Tensor:
     """Decodes an image file, turns it upright and brings it to size. Graph code for `tf.data` maps; eager too.
 
     The file is recognised by its content: JPEG (also grayscale, CMYK and YCCK), PNG (all depths and color types; 16
@@ -60,6 +62,8 @@ def decode_image(data: tf.Tensor, options: ImageOptions, seed: tf.Tensor | None 
         options: what pixels are wanted.
         seed: int32 or int64, shape (2,). Needed by `random_resized_crop`, of which the part taken is a function of it
             and of the picture's size: the same seed gives the same bytes.
+        calls_python: False for graphs that run where this process' Python code is not. They can't decode what Pillow
+            decodes, nor turn what has an Exif orientation, and fail for such files.
 
     Returns:
         uint8 tensor of shape `(height, width, channels)`, as static as `image_size` allows.
@@ -73,13 +77,23 @@ def decode_image(data: tf.Tensor, options: ImageOptions, seed: tf.Tensor | None 
     head = FileHead(data)
 
     def pillow() -> tf.Tensor:
+        if not calls_python:
+            return _fails_without_python(
+                tf.zeros([1, 1, options.channels], tf.uint8),
+                "a data service's workers decode JPEG and PNG alone, and of those neither CMYK nor (with 4 channels) "
+                "palettes. Convert the file, or leave `service` out.",
+            )
         return _part(decode_by_pillow(data, options.channels, options.exif_orientation), options, seed)
 
     def jpeg() -> tf.Tensor:
         shape = tf.image.extract_jpeg_shape(data)
         orientation = None
         if options.exif_orientation:
-            orientation = tf.cond(head.is_plain_jpeg(), lambda: exif.UPRIGHT, lambda: exif.jpeg_orientation(data))
+            orientation = tf.cond(
+                head.is_plain_jpeg(),
+                lambda: exif.UPRIGHT,
+                lambda: exif.jpeg_orientation(data) if calls_python else _no_orientation(),
+            )
         return tf.cond(
             shape[2] == _CMYK_CHANNELS,
             pillow,
@@ -90,7 +104,12 @@ def decode_image(data: tf.Tensor, options: ImageOptions, seed: tf.Tensor | None 
         pixels = tf.io.decode_png(data, channels=options.channels)
         if options.exif_orientation:
             has_exif = tf.strings.regex_full_match(tf.strings.substr(data, 0, _PNG_SEARCHED_BYTES), r"(?s)\C*eXIf\C*")
-            pixels = exif.upright(pixels, tf.cond(has_exif, lambda: orientation_by_pillow(data), lambda: exif.UPRIGHT))
+            orientation = tf.cond(
+                has_exif,
+                lambda: orientation_by_pillow(data) if calls_python else _no_orientation(),
+                lambda: exif.UPRIGHT,
+            )
+            pixels = exif.upright(pixels, orientation)
         return _part(pixels, options, seed)
 
     # Few nodes, all in all: TensorFlow optimizes this function anew for each iterator, and passes through each node of
@@ -98,6 +117,20 @@ def decode_image(data: tf.Tensor, options: ImageOptions, seed: tf.Tensor | None 
     kind = tf.where(head.is_jpeg(), 0, tf.where(head.is_png_for(options.channels), 1, 2))
     image = _resized(tf.switch_case(kind, [jpeg, png, pillow]), options)
     return tf.ensure_shape(image, [*(options.image_size or (None, None)), options.channels])
+
+
+def _fails_without_python(value: tf.Tensor, problem: str) -> tf.Tensor:
+    """Graph code: an error when it runs, in the place of a value."""
+    with tf.control_dependencies([tf.debugging.Assert(tf.constant(False), [problem])]):
+        return tf.identity(value)
+
+
+def _no_orientation() -> tf.Tensor:
+    return _fails_without_python(
+        tf.constant(exif.UPRIGHT),
+        "a data service's workers can't read the Exif orientation that this file may have. Give "
+        "exif_orientation=False if the pictures are stored upright, or convert them.",
+    )
 
 
 def _jpeg_reader(data: tf.Tensor, shape: tf.Tensor, options: ImageOptions) -> _Reader:

@@ -79,6 +79,8 @@ class InputWait:
         reason = why_not_timeable(iterator)
         if reason is not None:
             raise ValueError(f"The waits for this iterator can't be measured: {reason}.")
+        # The graph below runs on the host, and so does what it reads: then batches are not prefetched to a GPU.
+        given, iterator = iterator, getattr(iterator, "host_iterator", lambda: iterator)()
         spec = iterator.element_spec
         leaves = _flat_specs(spec)
         pull = self._pull(iterator, leaves)
@@ -103,8 +105,8 @@ class InputWait:
         options.experimental_optimization.apply_default_optimizations = False
         timed = iter(dataset.with_options(options))
         for name in _FURTHER_METHODS:
-            if hasattr(iterator, name):
-                setattr(timed, name, getattr(iterator, name))
+            if hasattr(given, name):
+                setattr(timed, name, getattr(given, name))
         return timed
 
     def read(self) -> Waits:
@@ -132,6 +134,8 @@ def why_not_timeable(iterator: Any) -> str | None:
     Args:
         iterator: what `fit` gives to a train function.
     """
+    if getattr(iterator, "host_iterator", iterator) is None:
+        return "its batches are on the GPU already"
     if isinstance(iterator, tf.distribute.DistributedIterator):
         return "under a distribution strategy, batches reach the devices through iterators of its own"
     if not isinstance(iterator, tf.data.Iterator) or not tf.nest.flatten(iterator, expand_composites=True):

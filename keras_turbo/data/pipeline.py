@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import tensorflow as tf
@@ -70,11 +70,18 @@ class Pipeline:
     _store_has_all: bool = dataclasses.field(default=False, init=False)
     _first_ordinal: int = dataclasses.field(default=0, init=False)
 
+    #: Whether `dataset` can put batches together in stacks.
+    gives_stacks: ClassVar[bool] = True
+
     @property
     def may_skip(self) -> bool:
         """Whether an epoch may have fewer examples than positions."""
         can_fail = self.source.can_fail or self.map_fn is not None or self.augment_fn is not None
         return self.failures.on_error == "skip" and can_fail
+
+    def examples_at(self, positions: np.ndarray) -> np.ndarray:
+        """The source's examples at some positions of an order that is fixed: the same."""
+        return positions
 
     def num_batches(self, num_examples: int) -> int:
         """Number of batches (of examples, where there are no batches) in an epoch of so many examples."""

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import operator
 import os
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
 from keras_turbo.data.disk_store import default_cache_dir
 from keras_turbo.data.failures import ON_ERROR
+from keras_turbo.data.length_buckets import TOO_LONG, check_boundaries
+from keras_turbo.data.service.address import ServiceAddress
+from keras_turbo.devices.cpu import cores
 
 Cache = Literal["auto", "memory", "disk", False]
 CACHES: tuple[Any, ...] = ("auto", "memory", "disk", False)
@@ -40,6 +44,9 @@ class Settings:
     drop_remainder: bool = False
     workers: int | None = None
     on_error: Literal["raise", "skip"] = "raise"
+    service: str | None = None
+    bucket_by_length: Sequence[int] | None = None
+    too_long: Literal["raise", "truncate"] = "raise"
 
     def __post_init__(self) -> None:
         check_count("batch_size", self.batch_size, "None, for examples one by one (or as they come)")
@@ -71,6 +78,20 @@ class Settings:
                 raise TypeError(
                     f"`{name}` must be a function, a Keras layer or None. Received: {name}={getattr(self, name)!r}."
                 )
+        if self.service is not None:
+            ServiceAddress.parse(self.service)
+        if self.bucket_by_length is not None:
+            check_boundaries(self.bucket_by_length)
+            if self.batch_size is None:
+                raise ValueError("`bucket_by_length` puts sequences together in batches. Give a batch_size.")
+            if self.service is not None:
+                raise ValueError(
+                    "`bucket_by_length` composes batches in this process: it is not possible together with `service`."
+                )
+        if self.too_long not in TOO_LONG:
+            raise ValueError(f"`too_long` must be 'raise' or 'truncate'. Received: too_long={self.too_long!r}.")
+        if self.too_long != "raise" and self.bucket_by_length is None:
+            raise ValueError("`too_long` is for sequences beyond the last length of `bucket_by_length`. Give that.")
         if self.drop_remainder and self.batch_size is None:
             raise ValueError("`drop_remainder=True` has no meaning with batch_size=None: there are no batches.")
 
@@ -129,10 +150,8 @@ class Settings:
 
 
 def available_cores() -> int:
-    """Cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """Cores that this process may use, limits of containers included (`docker --cpus`)."""
+    return max(1, math.ceil(cores().usable))
 
 
 def check_count(name: str, value: Any, none_means: str) -> None:

@@ -146,9 +146,12 @@ class StackReader:
         else:
             make_stacks = getattr(iterator, "stacks", None)
             own = None if make_stacks is None else make_stacks(batches)
-            self._stacks = (
-                _of_one_shape(own) if own is not None else _split_all(iter(_from_iterator(iterator, batches)))
-            )
+            if own is not None:
+                self._stacks = _of_one_shape(own)
+            else:
+                # Stacks are made on the host; the iterator of a FastDataset may give batches on a GPU.
+                on_host = getattr(iterator, "host_iterator", lambda: iterator)()
+                self._stacks = _split_all(iter(_from_iterator(on_host, batches)))
         self._current: Stack | None = None
 
     def take(self, most: int) -> Stack | None:

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from keras_turbo import FastDataset
 from keras_turbo.data.settings import Settings, available_cores, check_count
+from keras_turbo.devices.cpu import Cores
 
 
 @pytest.mark.parametrize("value", [1, 64, np.int64(3), np.uint8(3), None])
@@ -133,6 +134,13 @@ def test_parallel_calls():
     assert Settings(workers=3).parallel_calls == 3
     assert Settings().parallel_calls == 2 * available_cores()
     assert 1 <= available_cores() <= (os.cpu_count() or 1)
+
+
+@pytest.mark.parametrize(("quota", "expected"), [(None, 64), (1.5, 2), (0.1, 1)])
+def test_cores_are_those_that_a_container_may_use(monkeypatch, quota, expected):
+    monkeypatch.setattr("keras_turbo.data.settings.cores", lambda: Cores(128, 64, quota))
+    assert available_cores() == expected
+    assert Settings().parallel_calls == 2 * expected
 
 
 def test_the_constructors_pass_options_on(tmp_path):

@@ -118,6 +118,11 @@ class ManifestLayout(Layout):
         """Whether images are cropped at random."""
         return self._image_options is not None and self._image_options.random_resized_crop is not None
 
+    @property
+    def has_images(self) -> bool:
+        """Whether images are kept as files, and are to be decoded."""
+        return any(leaf.stored == "image" for leaf in leaves_of(self.structure))
+
     def _element(self, parsed: dict[str, Any], seed: tf.Tensor | None) -> Any:
         def decoded(leaf: Leaf) -> Any:
             if leaf.stored == "image":

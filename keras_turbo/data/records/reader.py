@@ -125,6 +125,31 @@ class RecordReader:
         are_whole = np.array([one is not None for one in each], np.bool_)
         return tf.concat([empty if one is None else one for one in each], 0), are_whole
 
+    @property
+    def is_unpacked(self) -> bool:
+        """Whether what is read are unpacked copies of compressed files."""
+        return any(index.path != name for index, name in zip(self._indices, self._names, strict=True))
+
+    @functools.cached_property
+    def _absolute_paths(self) -> list[bytes]:
+        return [os.fsencode(os.path.abspath(index.path)) for index in self._indices]
+
+    def read_in_graph(self, position: tf.Tensor) -> tf.Tensor:
+        """Graph code: the data of one record by TensorFlow's operations alone, which open its file for it."""
+        entry = position if self._order is None else tf.gather(self._order, position)
+        file = tf.searchsorted(self._first, entry[None], side="right", out_type=tf.int64)[0] - 1
+        variant = tf.raw_ops.TFRecordDatasetV2(
+            filenames=tf.gather(tf.constant(self._absolute_paths), file)[None],
+            compression_type="",
+            buffer_size=tf.constant(_BUFFER_BYTES, tf.int64),
+            byte_offsets=tf.gather(self._offsets, entry + file)[None],
+        )
+        first = tf.raw_ops.TakeDataset(
+            input_dataset=variant, count=tf.constant(1, tf.int64), output_types=[tf.string], output_shapes=[[]]
+        )
+        (record,) = tf.raw_ops.DatasetToSingleElement(dataset=first, output_types=[tf.string], output_shapes=[[]])
+        return record
+
     def read_one(self, position: np.integer) -> tuple[bytes, bytes]:
         """Reads one record: its data and b"", or b"" and what is wrong with it."""
         positions = np.array([position], np.int64)

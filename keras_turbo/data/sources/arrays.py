@@ -49,6 +49,8 @@ class ArraySource(Source):
                 a if isinstance(a, np.memmap) and memory_maps_stay_on_disk else tf.convert_to_tensor(a) for a in leaves
             ]
 
+        self.bytes_in_graph = sum(array.nbytes for array in leaves if not isinstance(array, np.memmap))
+
     @property
     def num_examples(self) -> int:
         return len(self._arrays[0])

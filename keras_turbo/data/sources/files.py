@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import glob
 import os
 import pathlib
@@ -30,6 +31,7 @@ class FileSource(Source):
         recipe: gives a JSON-able description of `load_path`, or None where it can't be told.
         is_random: whether `load_path` uses its seed.
         loading_is_called: the name of what `load_path` does, in a report.
+        load_remotely: as `load_path`, by TensorFlow's operations alone; None where that is so anyway.
     """
 
     can_fail = True
@@ -43,6 +45,7 @@ class FileSource(Source):
         recipe: Callable[[], Any],
         is_random: bool = False,
         loading_is_called: str = "load",
+        load_remotely: Callable[[tf.Tensor, tf.Tensor], Any] | None = None,
     ) -> None:
         self.paths = list(paths)
         self._labels = labels
@@ -51,6 +54,7 @@ class FileSource(Source):
         self.loading_is_called = loading_is_called
         # A function of its own, since it is called in several graphs: decoding is traced once (half a second).
         self._load_path = tf.function(load_path)
+        self._load_path_remotely = self._load_path if load_remotely is None else tf.function(load_remotely)
         self._recipe = recipe
         with tf.device("CPU:0"):
             # As bytes, since a name need not be text.
@@ -62,7 +66,19 @@ class FileSource(Source):
         return len(self.paths)
 
     def load(self, position: tf.Tensor, seed: tf.Tensor) -> Any:
-        example = self._load_path(tf.gather(self._path_tensor, position), seed)
+        return self._with_label(self._load_path(tf.gather(self._path_tensor, position), seed), position)
+
+    def load_remotely(self, position: tf.Tensor, seed: tf.Tensor) -> Any:
+        path = tf.gather(self._absolute_paths, position)
+        return self._with_label(self._load_path_remotely(path, seed), position)
+
+    @functools.cached_property
+    def _absolute_paths(self) -> tf.Tensor:
+        # Another process works in another folder.
+        with tf.init_scope(), tf.device("CPU:0"):
+            return tf.constant([os.fsencode(os.path.abspath(path)) for path in self.paths], tf.string)
+
+    def _with_label(self, example: Any, position: tf.Tensor) -> Any:
         if self._label_tensor is None:
             return example
         return example, tf.gather(self._label_tensor, position)

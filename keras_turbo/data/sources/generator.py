@@ -40,6 +40,7 @@ class GeneratorSource(MadeInPython, TfDatasetSource):
     """
 
     is_called = "a generator"
+    why_not_remote = "Python code of this process makes these examples"
     gets_positions_by = "give its data as a PyDataset, arrays or files"
 
     def __init__(self, function: Callable[..., Any], settings: Settings) -> None:

@@ -212,12 +212,13 @@ def image_folder_sources(
             functools.partial(dict, recipe),
             is_random=part_options.random_resized_crop is not None,
             loading_is_called="decode",
+            load_remotely=functools.partial(_load_image, part_options, calls_python=False),
         )
     return sources, names
 
 
-def _load_image(options: ImageOptions, path: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    return decode_image(tf.io.read_file(path), options, seed)
+def _load_image(options: ImageOptions, path: tf.Tensor, seed: tf.Tensor, *, calls_python: bool = True) -> tf.Tensor:
+    return decode_image(tf.io.read_file(path), options, seed, calls_python=calls_python)
 
 
 def _check_split(validation_split: float | None, subset: Subset | None) -> None:

@@ -28,6 +28,7 @@ class PythonSource(MadeInPython, Source):
 
     can_fail = True
     can_be_measured = False
+    why_not_remote = "Python code of this process makes these examples"
 
     def __init__(self, work: Work, form: ItemForm, num_items: int, most_rows: int, choice: WorkerChoice) -> None:
         super().__init__(work, choice)

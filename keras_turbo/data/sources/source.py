@@ -42,6 +42,10 @@ class Source(abc.ABC):
     in_memory: bool = False
     #: Whether examples can also be made many at a time, by `make_rows`, where nothing is done to a single one.
     makes_rows: bool = False
+    #: Why other machines can't make its examples, as a clause; None if they can.
+    why_not_remote: str | None = None
+    #: Bytes of the data that graphs hold themselves.
+    bytes_in_graph: int = 0
 
     #: What was left out when the source was built, since it can't be read.
     left_out: Sequence[SkippedExample] = ()
@@ -67,6 +71,10 @@ class Source(abc.ABC):
             position: int64 scalar.
             seed: int64, shape (2,); used by random sources only.
         """
+
+    def load_remotely(self, position: tf.Tensor, seed: tf.Tensor) -> Any:
+        """Graph code: as `load`, by TensorFlow's operations alone, for a process that has none of this one's Python."""
+        return self.load(position, seed)
 
     def gather(self, positions: tf.Tensor) -> Any:
         """Graph code: the examples at some positions (int64, any shape), for sources that are `in_memory`."""

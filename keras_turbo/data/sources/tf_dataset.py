@@ -33,6 +33,10 @@ class TfDatasetSource(Source):
     """
 
     can_be_measured = False
+    why_not_remote = (
+        "only examples that have positions can be dealt out to them: a tf.data.Dataset has none, and can be given to "
+        "tf.data.experimental.service.distribute by itself, as TensorFlow describes it"
+    )
     #: What errors call it.
     is_called = "a tf.data.Dataset"
     #: What a warning says how to get a full shuffle.

@@ -64,6 +64,17 @@ class TfRecordSource(Source):
         # Ragged batches can neither be cut nor joined by what follows, so they are parsed when all is done.
         self._parses_last = layout.is_ragged
         self._checks_records = checks_records or self._parses_last
+        if self._parses_last:
+            self.why_not_remote = "records whose features have no fixed length are put together in batches by this one"
+        elif reader.is_unpacked:
+            self.why_not_remote = (
+                "compressed records are unpacked into the cache folder of this one (write them without compression)"
+            )
+        elif isinstance(layout, ManifestLayout) and layout.has_images:
+            self.why_not_remote = (
+                "images in records are decoded with the help of Python (use from_image_folder on the images "
+                "themselves, or convert without a manifest: give `features` and decode in map_fn)"
+            )
         self._recipe = recipe
         self._files = list(files)
         self._example = tf.function(layout.example)
@@ -83,6 +94,9 @@ class TfRecordSource(Source):
         with tf.control_dependencies([tf.debugging.Assert(problem == b"", [problem])]):
             record = tf.ensure_shape(tf.identity(record), [])
         return self._example(record, seed)
+
+    def load_remotely(self, position: tf.Tensor, seed: tf.Tensor) -> Any:
+        return self._example(self.reader.read_in_graph(position), seed)
 
     def read_rows(self, positions: tf.Tensor) -> dict[str, tf.Tensor]:
         records, are_whole = self._read(positions, TfRecordSource._read_and_check)

@@ -1,0 +1,1 @@
+"""Batches that other machines make: a tf.data service, its parts, and what comes from it."""
