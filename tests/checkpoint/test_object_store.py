@@ -16,10 +16,11 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from keras_turbo.checkpoint import latest, retrying, verify
+from keras_turbo.checkpoint import latest, verify
 from keras_turbo.checkpoint.directory import claim, delete_checkpoint
 from keras_turbo.checkpoint.lock import DirectoryInUseError, DirectoryLock
 from keras_turbo.checkpoint.restoring import read_checkpoint
+from keras_turbo.storage import retrying
 from tests.checkpoint.forked import forking
 from tests.checkpoint.saved import EXTRA, Watch, assert_equal_arrays, make_arrays, save
 

@@ -24,7 +24,10 @@ import tensorflow as tf
 
 from keras_turbo.data.records.framing import what_is_wrong
 from keras_turbo.data.records.index import RecordIndex
-from keras_turbo.data.records.unpacking import DAMAGE_MARK
+from keras_turbo.data.records.local_copies import DAMAGE_MARK
+from keras_turbo.storage import paths as storage
+from keras_turbo.storage import remote
+from keras_turbo.storage.schemes import is_remote
 
 # Of the files that this process may still open, this share is kept open; all others are opened for each read.
 _SHARE_OF_OPEN_FILES = 0.25
@@ -141,8 +144,22 @@ class RecordReader:
         entries, files = self._entry_and_file(positions)
         begins = self._offsets[entries + files]
         sizes = self._offsets[entries + files + 1] - begins
-        for file, begin, size in zip(files.tolist(), begins.tolist(), sizes.tolist(), strict=True):
-            yield self._files.read(file, begin, size)
+        if self._files.are_near:
+            for file, begin, size in zip(files.tolist(), begins.tolist(), sizes.tolist(), strict=True):
+                yield self._files.read(file, begin, size)
+            return
+        # Each read is a request: of records that lie behind one another it is one, and others do not wait for it.
+        starts = np.append(True, (files[1:] != files[:-1]) | (begins[1:] != begins[:-1] + sizes[:-1]))
+        firsts = np.flatnonzero(starts)
+        totals = np.add.reduceat(sizes, firsts).tolist()
+        blocks = remote.each_of(
+            lambda run: self._files.read(*run),
+            list(zip(files[firsts].tolist(), begins[firsts].tolist(), totals, strict=True)),
+        )
+        run = np.cumsum(starts) - 1
+        at = begins - begins[firsts][run]
+        for number, begin, size in zip(run.tolist(), at.tolist(), sizes.tolist(), strict=True):
+            yield blocks[number][begin : begin + size]
 
     def _entry_and_file(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         entries = positions if self._order is None else self._order[positions]
@@ -276,6 +293,8 @@ class _OpenFiles:
 
     def __init__(self, paths: list[str]) -> None:
         self._paths = paths
+        #: Whether all are on this machine, or mounted as if they were.
+        self.are_near = not any(map(is_remote, paths))
         self._lock = threading.Lock()
         self._descriptors: dict[int, int] = {}
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -286,6 +305,8 @@ class _OpenFiles:
         weakref.finalize(self, _close_descriptors, self._descriptors)
 
     def read(self, file: int, offset: int, size: int) -> bytes:
+        if is_remote(self._paths[file]):
+            return storage.read_at(self._paths[file], offset, size)
         descriptor = self._kept_open(file)
         if descriptor is not None:
             return _read_fully(descriptor, size, offset)
