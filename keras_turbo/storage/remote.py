@@ -95,7 +95,31 @@ def stat(path: str) -> Any:
         FileNotFoundError: there is none.
         OSError: the store can't be asked: the network, or the credentials.
     """
-    return retried_on(path, lambda: tf.io.gfile.stat(path))
+    return retried_on(path, lambda: tf.io.gfile.stat(_with_slash(path)))
+
+
+def _with_slash(path: str) -> str:
+    """A bucket by itself is no path to S3 unless a slash stands behind it."""
+    return path if "/" in path.partition("://")[2] else f"{path}/"
+
+
+def require_reachable(path: str) -> None:
+    """Finds out why nothing is found under a path: some stores take what they refuse for what is not there.
+
+    Raises:
+        PermissionError: the store refuses.
+        FileNotFoundError: there is no such bucket or host.
+        OSError: the store can't be asked.
+    """
+    scheme, _, rest = path.partition("://")
+    root = f"{scheme}://{rest.partition('/')[0]}/"
+    try:
+        stat(root)
+    except PermissionError as error:
+        message = "The store refuses. Are the credentials right, and may they list what is in it?"
+        raise PermissionError(errno.EACCES, message, root) from error
+    except FileNotFoundError as error:
+        raise FileNotFoundError(errno.ENOENT, "There is no such bucket, or host", root) from error
 
 
 def exists(path: str) -> bool:
@@ -123,7 +147,7 @@ def entries(folder: str) -> list[Entry]:
         OSError: the store can't be asked.
     """
     try:
-        found = retried_on(folder, lambda: tf.io.gfile.listdir(folder))
+        found = retried_on(folder, lambda: tf.io.gfile.listdir(_with_slash(folder)))
     except FileNotFoundError:
         # TensorFlow takes whatever hinders it for a folder that is not there. This raises what it was.
         if stat(folder).is_directory:

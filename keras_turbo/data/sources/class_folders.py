@@ -155,6 +155,8 @@ def _require_folder(root: str, kind: FileKind) -> None:
         return
     if storage.exists(root):
         raise NotADirectoryError(f"{root!r} is a file. Give the folder that holds the {kind.plural}.")
+    if is_remote(root):
+        remote.require_reachable(root)
     where = "" if is_remote(root) else f" (it is relative to {os.getcwd()!r})"
     raise FileNotFoundError(f"There is no folder {root!r}. Check the path{where}.")
 

@@ -18,6 +18,7 @@ from keras_turbo.data.settings import Settings
 from keras_turbo.data.sources.mapped_rows import MappedRowsSource
 from keras_turbo.data.sources.source import Identity, Source
 from keras_turbo.storage import paths as storage
+from keras_turbo.storage import remote
 from keras_turbo.storage.globbing import remote_glob
 from keras_turbo.storage.schemes import is_remote, resolved
 
@@ -154,6 +155,8 @@ def find_files(pattern: str | os.PathLike | Sequence[str | os.PathLike]) -> list
         else:
             matches = [path for path in glob.glob(text, recursive=True) if os.path.isfile(path)]
         if not matches:
+            if is_remote(text):
+                remote.require_reachable(text)
             raise ValueError(
                 f"No file matches the pattern {text!r}{_nearest_folder(text)}. "
                 "Check the path; `**` is needed to match files in folders below."
