@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
-from keras_turbo.data.audio_files import AudioHeader, audio_header, flac_stop, wav_samples
+from keras_turbo.data.audio_files import AudioHeader, audio_header, wav_samples
 from keras_turbo.data.resampling import resample
 from keras_turbo.storage.schemes import INSTALLATION
 
@@ -110,23 +110,22 @@ def decode_audio(data: tf.Tensor, options: AudioOptions) -> tf.Tensor:
     """
     packed = _tensorflow_io_audio()
     read = functools.partial(_read, channels=options.channels, reads_packed=packed is not None)
-    samples, branch, rate, stop, problem = tf.numpy_function(
-        read, [data], [tf.float32, tf.int32, tf.int32, tf.string, tf.string], stateful=False
+    samples, branch, rate, problem = tf.numpy_function(
+        read, [data], [tf.float32, tf.int32, tf.int32, tf.string], stateful=False
     )
     # An assertion, since an error in the Python function would bring that function's traceback along.
     with tf.control_dependencies([tf.debugging.Assert(problem == b"", [problem])]):
-        rate = tf.ensure_shape(tf.identity(rate), [])
+        data, samples, rate = tf.identity(data), tf.identity(samples), tf.ensure_shape(tf.identity(rate), [])
     if packed is not None:
-        flac = tf.strings.join([data, stop])
         samples = tf.switch_case(
             branch,
             [
                 lambda: samples,
                 lambda: packed.decode_vorbis(data),
                 lambda: packed.decode_mp3(data),
-                lambda: _as_floats(packed.decode_flac(flac, dtype=tf.uint8)),
-                lambda: _as_floats(packed.decode_flac(flac, dtype=tf.int16)),
-                lambda: _as_floats(packed.decode_flac(flac, dtype=tf.int32)),
+                lambda: _as_floats(packed.decode_flac(data, dtype=tf.uint8)),
+                lambda: _as_floats(packed.decode_flac(data, dtype=tf.int16)),
+                lambda: _as_floats(packed.decode_flac(data, dtype=tf.int32)),
             ],
         )
     samples = tf.ensure_shape(samples, [None, None])
@@ -157,12 +156,12 @@ def _of_length(samples: tf.Tensor, length: int, align: str) -> tf.Tensor:
     return tf.pad(samples, [[before, length - before - tf.shape(samples)[0]], [0, 0]])
 
 
-def _read(data: bytes | np.ndarray, *, channels: int, reads_packed: bool) -> tuple[np.ndarray, Any, Any, bytes, bytes]:
+def _read(data: bytes | np.ndarray, *, channels: int, reads_packed: bool) -> tuple[np.ndarray, Any, Any, bytes]:
     """Reads a header, and a WAV file whole.
 
     Returns:
-        The samples of a WAV file, or none; the branch that decodes it; its rate; what is to be put behind a FLAC file;
-        and what is wrong with it in ASCII, or b"".
+        The samples of a WAV file, or none; the branch that decodes it; its rate; and what is wrong with it in ASCII, or
+        b"".
     """
     data = data if isinstance(data, bytes) else data.item()
     nothing = np.zeros((0, 0), np.float32)
@@ -171,15 +170,14 @@ def _read(data: bytes | np.ndarray, *, channels: int, reads_packed: bool) -> tup
         _check(header, channels, reads_packed)
         samples = wav_samples(data) if header.kind == "wav" else nothing
     except ValueError as error:
-        return nothing, np.int32(_WAV), np.int32(1), b"", str(error).encode("ascii", "backslashreplace")
+        return nothing, np.int32(_WAV), np.int32(1), str(error).encode("ascii", "backslashreplace")
     branch = {
         "wav": _WAV,
         "ogg": _VORBIS,
         "mp3": _MP3,
         "flac": _FLAC_8 if header.bits <= 8 else _FLAC_16 if header.bits <= 16 else _FLAC_32,
     }[header.kind]
-    stop = flac_stop(header.channels) if header.kind == "flac" else b""
-    return samples, np.int32(branch), np.int32(header.sample_rate), stop, b""
+    return samples, np.int32(branch), np.int32(header.sample_rate), b""
 
 
 def _check(header: AudioHeader, channels: int, reads_packed: bool) -> None:

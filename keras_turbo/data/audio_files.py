@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from keras_turbo.data.flac_streams import flac_stream
+
 AUDIO_ENDINGS = (".wav", ".wave", ".flac", ".mp3", ".ogg", ".oga")
 """The endings, in lower case, of the files that can be read. A file's content decides what it is, all the same."""
 
@@ -24,12 +26,6 @@ _UNKNOWN_LENGTH_FROM = 0x7FFFF000
 # ISO 11172-3, in the order of the two bits in a frame's header; 13818-3 halves them, and MPEG 2.5 does again.
 _MP3_RATES = (44100, 48000, 32000)
 _MP3_VERSION_DIVISORS = {3: 1, 2: 2, 0: 4}
-
-
-# A header of 6 bytes, a subframe of 2, a checksum of 2: what a FLAC file says it holds, it must have room for.
-_SMALLEST_FLAC_FRAME_BYTES = 10
-# CRC-8 of a FLAC frame's header (x^8 + x^2 + x + 1).
-_CRC_8_POLYNOMIAL = 0x07
 
 
 class AudioHeader(NamedTuple):
@@ -79,22 +75,6 @@ def audio_header(data: bytes) -> AudioHeader:
     if not header.sample_rate or not header.channels:
         raise ValueError(f"the {kind} file is damaged: {header.channels} channels at {header.sample_rate} Hz.")
     return header
-
-
-def flac_stop(channels: int) -> bytes:
-    """The beginning of a FLAC frame that ends there, to be put behind a file.
-
-    TensorFlow I/O decodes until it has as many samples as the file says. Where damage has cost some, it asks on and on
-    at the file's end, in vain and for ever, unless that is in the middle of a frame: then it gives up.
-    """
-    # Sync code, 4,096 samples at the file's rate, channels with the file's bits, number 0.
-    header = bytes([0xFF, 0xF8, 0xC0, channels - 1 << 4, 0])
-    crc = 0
-    for byte in header:
-        crc ^= byte
-        for _ in range(8):
-            crc = (crc << 1 ^ _CRC_8_POLYNOMIAL) & 0xFF if crc & 0x80 else crc << 1
-    return header + bytes([crc])
 
 
 def wav_samples(data: bytes) -> np.ndarray:
@@ -169,19 +149,8 @@ def _wav_header(data: bytes) -> AudioHeader:
 
 
 def _flac_header(data: bytes) -> AudioHeader:
-    # Behind the sizes of blocks and frames: rate (20 bits), channels - 1 (3), bits - 1 (5), number of samples (36).
-    (packed,) = struct.unpack_from(">Q", data, 18)
-    (largest_frame,) = struct.unpack_from(">H", data, 10)
-    num_samples = packed & (1 << 36) - 1
-    if not num_samples or num_samples > len(data) // _SMALLEST_FLAC_FRAME_BYTES * largest_frame:
-        raise ValueError(f"the FLAC file is damaged: it says {num_samples} samples, and has {len(data)} bytes.")
-    return AudioHeader(
-        "flac",
-        sample_rate=packed >> 44,
-        channels=(packed >> 41 & 0x7) + 1,
-        bits=(packed >> 36 & 0x1F) + 1,
-        num_samples=num_samples,
-    )
+    stream = flac_stream(data)
+    return AudioHeader("flac", stream.sample_rate, stream.channels, stream.bits, stream.num_samples)
 
 
 def _ogg_header(data: bytes) -> AudioHeader:
