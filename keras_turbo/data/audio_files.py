@@ -23,6 +23,9 @@ _OTHER_FORMATS = {2: "ADPCM", 6: "A-law", 7: "mu-law", 17: "ADPCM", 85: "MP3 in 
 # Who writes to a pipe can't know the length, and writes the largest there is, or about half of that (sox).
 _UNKNOWN_LENGTH_FROM = 0x7FFFF000
 
+# Of no recorder; a FLAC file can't say more either.
+_LARGEST_RATE = 2**20 - 1
+
 # ISO 11172-3, in the order of the two bits in a frame's header; 13818-3 halves them, and MPEG 2.5 does again.
 _MP3_RATES = (44100, 48000, 32000)
 _MP3_VERSION_DIVISORS = {3: 1, 2: 2, 0: 4}
@@ -72,7 +75,7 @@ def audio_header(data: bytes) -> AudioHeader:
         header = _HEADERS[kind](data)
     except (struct.error, IndexError):
         raise ValueError(f"the {kind} file is truncated: it ends in its header, after {len(data)} bytes.") from None
-    if not header.sample_rate or not header.channels:
+    if not 0 < header.sample_rate <= _LARGEST_RATE or not header.channels:
         raise ValueError(f"the {kind} file is damaged: {header.channels} channels at {header.sample_rate} Hz.")
     return header
 

@@ -37,6 +37,7 @@ expected = bytes_of(near)
 far = FastDataset.from_image_folder(bucket, cache="disk", **options)
 assert far.class_names == near.class_names
 assert bytes_of(far) == expected
+far._pipeline.store.save()
 assert FastDataset.from_image_folder(bucket, cache="disk", **options).is_ready
 files = FastDataset.from_files(f"{bucket}/**/*.png", lambda path: tf.io.decode_png(tf.io.read_file(path)))
 assert len(files.file_paths) == 5
@@ -53,7 +54,7 @@ records = FastDataset.from_tfrecord("s3://bucket/records", image_size=(8, 8))
 assert bytes_of(records) == bytes_of(FastDataset.from_image_folder(photos, image_size=(8, 8)))
 numbers = FastDataset(np.arange(20.0), batch_size=4)
 write_tfrecords(numbers, "s3://bucket/numbers", shards=2)
-assert bytes_of(FastDataset.from_tfrecord("s3://bucket/numbers/*", batch_size=4)) == bytes_of(numbers)
+assert bytes_of(FastDataset.from_tfrecord("s3://bucket/numbers/*.tfrecord", batch_size=4)) == bytes_of(numbers)
 
 for path, error, message in (
     ("s3://bucket/empty", ValueError, "no class folders"),

@@ -88,7 +88,9 @@ class TestFolders:
     def test_the_cache_is_here_and_knows_its_files(self, photos, store, cache):
         upload(photos, store)
         options = {"image_size": (8, 8), "cache": "disk", "batch_size": 5}
-        ((first, _),) = batches_of(FastDataset.from_image_folder(store, **options))
+        dataset = FastDataset.from_image_folder(store, **options)
+        ((first, _),) = batches_of(dataset)
+        dataset._pipeline.store.save()
         assert list(cache.rglob("*.npy"))
         again = FastDataset.from_image_folder(store, **options)
         assert again.is_ready
