@@ -163,12 +163,12 @@ def _read(data: bytes | np.ndarray, *, channels: int, reads_packed: bool) -> tup
         The samples of a WAV file, or none; the branch that decodes it; its rate; and what is wrong with it in ASCII, or
         b"".
     """
-    data = data if isinstance(data, bytes) else data.item()
+    content: bytes = data if isinstance(data, bytes) else data.item()
     nothing = np.zeros((0, 0), np.float32)
     try:
-        header = audio_header(data)
+        header = audio_header(content)
         _check(header, channels, reads_packed)
-        samples = wav_samples(data) if header.kind == "wav" else nothing
+        samples = wav_samples(content) if header.kind == "wav" else nothing
     except ValueError as error:
         return nothing, np.int32(_WAV), np.int32(1), str(error).encode("ascii", "backslashreplace")
     branch = {

@@ -415,6 +415,18 @@ class TestFolder:
         with pytest.raises(ValueError, match="Without `length_seconds` or `length_samples`"):
             sounds_in(sounds, length_samples=None)
 
+    def test_random_crops_of_spectrograms(self, sounds):
+        """As docs/audio.md has them."""
+        mel = keras.layers.MelSpectrogram(fft_length=256, sequence_stride=64, num_mel_bins=16, sampling_rate=RATE)
+
+        def cropped(spectrogram, seed):
+            return tf.image.stateless_random_crop(spectrogram, [16, 10], seed)
+
+        dataset = sounds_in(sounds, map_fn=lambda audio: mel(audio[:, 0]), augment_fn=cropped, seed=1, batch_size=5)
+        ((first, _),), ((second, _),) = batches_of(dataset), batches_of(dataset)
+        assert first.shape == (5, 16, 10)
+        assert not np.array_equal(first, second)
+
     def test_a_model_trains_on_it(self, sounds):
         model = keras.Sequential(
             [keras.Input((1600, 1)), keras.layers.AveragePooling1D(100), keras.layers.Flatten(), keras.layers.Dense(2)]

@@ -80,7 +80,7 @@ def local_copies(paths: Sequence[str], compressions: Sequence[str], cache_folder
         OSError: a file can't be read, or the cache folder can't take the copy.
     """
     folder = cache_folder / "tfrecord" / "unpacked"
-    copies = []
+    copies: list[str] = []
     missing = []
     statuses = remote.each_of(storage.status_of, paths) if any(map(is_remote, paths)) else map(storage.status_of, paths)
     for path, compression, status in zip(paths, compressions, statuses, strict=True):
