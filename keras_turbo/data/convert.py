@@ -101,8 +101,12 @@ def write_tfrecords(
                 skipped=[[example.path, example.reason] for example in dataset.skipped],
             )
             manifest.save(folder)
-        finally:
-            storage.remove_folder(marker)
+        except BaseException:
+            # Behind a scheme files have their final names: those that are there must not be taken for all.
+            if not is_remote(folder):
+                storage.remove_folder(marker)
+            raise
+        storage.remove_folder(marker)
     return manifest
 
 

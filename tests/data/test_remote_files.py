@@ -18,6 +18,7 @@ from keras_turbo import FastDataset
 from keras_turbo.cli import main
 from keras_turbo.data.convert import convert_images, write_tfrecords
 from keras_turbo.data.records import local_copies as local_copies_module
+from keras_turbo.storage import remote
 from keras_turbo.storage.globbing import remote_glob
 from tests.data.epochs import batches_of, bytes_of
 from tests.data.noise_images import write_images
@@ -235,6 +236,26 @@ class TestRecords:
             write_tfrecords(dataset, f"{store}/out")
         with pytest.raises(ValueError, match="must name a bucket"):
             write_tfrecords(dataset, "ram://")
+
+    def test_files_of_a_write_that_was_broken_off_are_not_taken_for_all(self, store, cache, monkeypatch):
+        dataset = FastDataset(np.arange(10.0), batch_size=4)
+        upload_file = remote.upload
+
+        def broken_off(local_path, path):
+            if "00001-of" in path:
+                raise KeyboardInterrupt
+            upload_file(local_path, path)
+
+        monkeypatch.setattr(remote, "upload", broken_off)
+        with pytest.raises(KeyboardInterrupt):
+            write_tfrecords(dataset, store, shards=3)
+        with pytest.raises(ValueError, match="is not finished, or was killed"):
+            FastDataset.from_tfrecord(store)
+        monkeypatch.undo()
+        tf.io.gfile.remove(f"{store}/00000-of-00003.tfrecord")  # this file system appends to what is there
+        write_tfrecords(dataset, store, shards=3)
+        assert bytes_of(FastDataset.from_tfrecord(store, batch_size=4)) == bytes_of(dataset)
+        assert sorted(tf.io.gfile.listdir(store))[-1] == "manifest.json"
 
 
 class TestSchemes:
