@@ -248,8 +248,14 @@ def _add_convert(commands: argparse._SubParsersAction) -> None:
         description="Writes the images under DIR to TFRecord files in OUT, for FastDataset.from_tfrecord(OUT). After "
         "an interruption the same command goes on where it was.",
     )
-    convert.add_argument("directory", metavar="DIR", help="a folder with one folder of images for each class")
-    convert.add_argument("out", metavar="OUT", help="a folder for the files, made if missing")
+    convert.add_argument(
+        "directory",
+        metavar="DIR",
+        help="a folder with one folder of images for each class, local or as s3://bucket/photos",
+    )
+    convert.add_argument(
+        "out", metavar="OUT", help="a folder for the files, made if missing, local or as s3://bucket/records"
+    )
     convert.add_argument(
         "--shards", type=_integer_from(1), metavar="N", help="files to write (default: so many that each has 128 MB)"
     )
@@ -308,11 +314,12 @@ def _run_convert(parser: argparse.ArgumentParser, options: argparse.Namespace) -
     except (ValueError, OSError) as error:
         parser.exit(2, f"{parser.prog}: error: {error}\n")
     for part, manifest in manifests.items():
-        folder = Path(options.out) if part == "all" else Path(options.out) / part
+        out = options.out.rstrip("/") or "/"
+        folder = out if part == "all" else f"{out}/{part}"
         left_out = f", {len(manifest.skipped)} left out" if manifest.skipped else ""
         sys.stdout.write(
             f"{folder}: {manifest.num_examples} images in {len(manifest.files)} files{left_out}. "
-            f"Read them by FastDataset.from_tfrecord({str(folder)!r}).\n"
+            f"Read them by FastDataset.from_tfrecord({folder!r}).\n"
         )
     return 0
 

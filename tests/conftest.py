@@ -26,6 +26,7 @@ import keras  # noqa: E402 (see above)
 import tensorflow as tf  # noqa: E402 (see above)
 
 from tests.leak_guards import fail_on_leaks  # noqa: E402, F401 (see above; pytest finds the fixture by its name here)
+from tests.s3_server import s3_server  # noqa: E402 (see above)
 
 # Two devices, so that strategies have something to distribute over. It can be set only before TensorFlow starts.
 tf.config.set_logical_device_configuration(
@@ -56,6 +57,13 @@ def set_dtype_policy() -> Iterator[Callable[[str], None]]:
 def two_cpu_strategy() -> tf.distribute.MirroredStrategy:
     """A MirroredStrategy over two virtual CPU devices."""
     return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+
+
+@pytest.fixture(scope="session")
+def s3_environment() -> Iterator[dict[str, str]]:
+    """A real S3 server on this machine, and the variables by which TensorFlow finds it."""
+    with s3_server() as variables:
+        yield variables
 
 
 @pytest.fixture

@@ -20,8 +20,10 @@ AUDIT = CALLBACKS | {"auditing"}
 MAY_IMPORT = {
     # How far long work is, shown in a terminal; it imports nothing of ours.
     "progress": set(),
+    # Files by their paths, behind a scheme too; it imports nothing of ours.
+    "storage": set(),
     # Facts about the machine are of use to everybody; devices imports nothing of ours either.
-    **{part: {"progress", "devices"} for part in FOUNDATIONS},
+    **{part: {"progress", "devices", "storage"} for part in FOUNDATIONS},
     "devices": {"progress"},
     # A head is swapped for a safe one; layers import nothing of ours.
     "precision": {"progress", "devices", "layers"},

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Union
 
 from keras_turbo.checkpoint.local_files import LocalFiles
+from keras_turbo.storage.schemes import is_remote, resolved
 
 if TYPE_CHECKING:
     from keras_turbo.checkpoint.remote_files import RemoteFiles
-
-# Two letters at least: one is a drive of Windows. A `Path` has dropped one of the slashes.
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(/?)(.*)", re.DOTALL)
 
 Directory = Union[str, "os.PathLike[str]"]
 
@@ -50,34 +47,13 @@ def locate(directory: Directory) -> Location:
     Raises:
         ValueError: it is empty, or no installed file system has its scheme; the text says what brings it.
     """
-    if not isinstance(directory, str | os.PathLike):
-        raise ValueError(
-            f"directory must be text or a Path. Received: {directory!r} of type {type(directory).__name__}."
-        )
-    text = os.fspath(directory)
-    if isinstance(text, bytes):
-        text = os.fsdecode(text)
-    if not text.strip() or "\0" in text:
-        raise ValueError(f"directory must be the path of a folder. Received: {text!r}.")
-    match = _SCHEME.fullmatch(text)
-    if match is None:
-        return Location(LocalFiles(), os.path.abspath(os.path.expanduser(text)))
-    scheme, second_slash, rest = match.groups()
-    if not second_slash and isinstance(directory, str):
-        raise ValueError(
-            f"directory must be a local path or one with a scheme. Received: {text!r}. Meant: {scheme}://{rest}?"
-        )
-    scheme = scheme.lower()
-    if scheme == "file":
-        # file:///folder and file://localhost/folder
-        _, slash, path = rest.partition("/") if second_slash else ("", "/", rest)
-        if not slash:
-            raise ValueError(f"A file:// path must be absolute, as in file:///folder. Received: {text!r}.")
-        return Location(LocalFiles(), os.path.abspath(f"/{path}"))
-    from keras_turbo.checkpoint.remote_files import RemoteFiles, check_scheme
+    path = resolved(directory, "directory", writes=True)
+    if not path.strip():
+        raise ValueError(f"directory must be the path of a folder. Received: {path!r}.")
+    if not is_remote(path):
+        return Location(LocalFiles(), os.path.abspath(os.path.expanduser(path)))
+    if not path.partition("://")[2].strip("/"):
+        raise ValueError(f"directory must name a bucket or folder behind its scheme. Received: {path!r}.")
+    from keras_turbo.checkpoint.remote_files import RemoteFiles
 
-    path = f"{scheme}://{rest.rstrip('/')}"
-    check_scheme(scheme, path)
-    if not rest.strip("/"):
-        raise ValueError(f"directory must name a bucket or folder behind {scheme}://. Received: {text!r}.")
-    return Location(RemoteFiles(), path)
+    return Location(RemoteFiles(), path.rstrip("/"))

@@ -16,13 +16,15 @@ import tensorflow as tf
 
 from keras_turbo.data.conversion.image_conversion import ConversionError, convert_images
 from keras_turbo.data.conversion.rows import element_of, rows_of
-from keras_turbo.data.conversion.shard_file import only_writer, open_writer, put_in_place, remove_folder, shard_name
+from keras_turbo.data.conversion.shard_file import open_writer, shard_name, target_folder, working_folder
 from keras_turbo.data.fast_dataset import FastDataset
+from keras_turbo.data.records.local_copies import check_compression
 from keras_turbo.data.records.manifest import MANIFEST_NAME, Leaf, Manifest, leaves_of
 from keras_turbo.data.records.shards import WRITING_FOLDER
-from keras_turbo.data.records.unpacking import check_compression
 from keras_turbo.data.settings import check_count
 from keras_turbo.progress import progress_bar
+from keras_turbo.storage import paths as storage
+from keras_turbo.storage.schemes import is_remote
 
 __all__ = ["ConversionError", "convert_images", "write_tfrecords"]
 
@@ -50,7 +52,7 @@ def write_tfrecords(
 
     Args:
         dataset: a FastDataset. It goes on afterwards where it would have before (`epochs_begun`, `resume_at`).
-        out: folder, made if missing. Files appear in it when all are written.
+        out: folder, made if missing, or `s3://bucket/folder` and its like. Files appear in it when all are written.
         shards: number of files. Default 1.
         compression: None (default), "GZIP" or "ZLIB". Compressed files are unpacked once wherever they are read.
 
@@ -61,6 +63,7 @@ def write_tfrecords(
         TypeError: no FastDataset, or a tensor that can't be written.
         ValueError: an endless dataset, or an empty one.
         FileExistsError: the folder has records, or another process is writing there.
+        OSError: the folder can't be written, or the store behind its scheme refuses.
     """
     if not isinstance(dataset, FastDataset):
         raise TypeError(f"`dataset` must be a FastDataset. Received: {type(dataset).__name__}. FastDataset(it) is one.")
@@ -70,22 +73,23 @@ def write_tfrecords(
     check_compression(compression)
     if int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
         raise ValueError("An endless dataset can't be written: apply .take() to the tf.data.Dataset that it is of.")
+    folder = target_folder(out)
     is_batched = dataset.order_settings["batch_size"] is not None
     element = element_of(dataset.element_spec, is_batched)
-    folder = pathlib.Path(os.fspath(out))
-    if (folder / MANIFEST_NAME).exists():
-        raise FileExistsError(f"{str(folder)!r} has records already. Give another folder, or remove that one.")
-    writing = folder / WRITING_FOLDER
-    with only_writer(writing):
-        for leftover in writing.glob("*.tfrecord"):  # of a process that was killed
-            leftover.unlink()
+    if storage.exists(storage.join(folder, MANIFEST_NAME)):
+        raise FileExistsError(f"{folder!r} has records already. Give another folder, or remove that one.")
+    with working_folder(folder, WRITING_FOLDER) as working:
+        # Who reads while files appear is told of it.
+        marker = storage.join(folder, WRITING_FOLDER)
         try:
             names = [shard_name(index, shards) for index in range(shards)]
-            paths, leaves = [writing / name for name in names], leaves_of(element)
+            paths, leaves = [working / name for name in names], leaves_of(element)
             with _whole_epoch(dataset):
                 counts = _write(dataset, paths, leaves, is_batched, compression)
+            if is_remote(folder):
+                storage.write_whole(storage.join(marker, "begun"), b"")
             for name in names:
-                put_in_place(writing / name, folder / name)
+                storage.put_in_place(str(working / name), storage.join(folder, name))
             manifest = Manifest(
                 files=dict(zip(names, counts, strict=True)),
                 element=element,
@@ -97,8 +101,12 @@ def write_tfrecords(
                 skipped=[[example.path, example.reason] for example in dataset.skipped],
             )
             manifest.save(folder)
-        finally:
-            remove_folder(writing)
+        except BaseException:
+            # Behind a scheme files have their final names: those that are there must not be taken for all.
+            if not is_remote(folder):
+                storage.remove_folder(marker)
+            raise
+        storage.remove_folder(marker)
     return manifest
 
 

@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import tensorflow as tf
 
+from keras_turbo.data.audio import AudioOptions
 from keras_turbo.data.image_options import IMAGE_OPTIONS, require_batchable
 from keras_turbo.data.images import RandomResizedCrop
 from keras_turbo.data.resuming import ResumableDataset
 from keras_turbo.data.settings import Settings
+from keras_turbo.data.sources.audio import audio_folder_sources, require_length
+from keras_turbo.data.sources.class_folders import Subset
 from keras_turbo.data.sources.csv_table import csv_source
 from keras_turbo.data.sources.files import files_source
-from keras_turbo.data.sources.image_folder import Subset, image_folder_sources
+from keras_turbo.data.sources.image_folder import image_folder_sources
 from keras_turbo.data.sources.parquet import parquet_source
 from keras_turbo.data.sources.source import Source
 from keras_turbo.data.sources.tfrecord import tfrecord_source
@@ -65,7 +68,8 @@ class FileDatasets(ResumableDataset):
         ```
 
         Args:
-            directory: the folder. With inferred labels, each folder in it is a class.
+            directory: the folder, on this machine or `s3://bucket/folder` and its like. With inferred labels, each
+                folder in it is a class.
             labels: "inferred": the class folders. Or one label for each file in the order of sorted paths, or a
                 function of the path (a `str`). None: images alone.
             label_mode: "int" (default): int32, shape `(batch,)`, for sparse categorical losses. "categorical": float32
@@ -116,13 +120,91 @@ class FileDatasets(ResumableDataset):
             subset=subset,
             seed=settings.seed,
         )
-        datasets = []
-        for part, source in sources.items():
-            held_out = part == "validation"
-            datasets.append(
-                cls._of_source(source, settings.for_validation() if held_out and subset == "both" else settings, names)
-            )
-        return tuple(datasets) if subset == "both" else datasets[0]
+        return cls._of_parts(sources, settings, names, subset)
+
+    @classmethod
+    def from_audio_folder(
+        cls,
+        directory: str | os.PathLike,
+        *,
+        sample_rate: int,
+        length_seconds: float | None = None,
+        length_samples: int | None = None,
+        align: Literal["start", "center", "end"] = "start",
+        channels: int = 1,
+        labels: Literal["inferred"] | Sequence[Any] | Callable[[str], Any] | None = "inferred",
+        label_mode: Literal["int", "categorical", "binary", "raw"] | None = "int",
+        class_names: Sequence[str] | None = None,
+        validation_split: float | None = None,
+        subset: Subset | None = None,
+        **options: Any,
+    ) -> Any:
+        """Audio files under a folder, with labels from the folders they are in.
+
+        Files are recognised by content: WAV (PCM of 8, 16, 24 or 32 bits, floats) everywhere; FLAC, Ogg Vorbis and MP3
+        where tensorflow-io loads. Whatever a file's own rate, the model gets `sample_rate`.
+
+        Example:
+
+        ```python
+        train, val = FastDataset.from_audio_folder(
+            "commands", sample_rate=16_000, length_seconds=1.0, validation_split=0.2, subset="both", seed=0
+        )
+        ```
+
+        Args:
+            directory: the folder, on this machine or `s3://bucket/folder` and its like. With inferred labels, each
+                folder in it is a class.
+            sample_rate: in Hz. Files of another rate are resampled, by a windowed sinc with 80 dB of attenuation.
+            length_seconds: length of each example. A longer file is cropped, a shorter one padded with silence. Default
+                None: each file's own, with `batch_size=None`.
+            length_samples: the same in samples, in its place.
+            align: which part of a longer file is kept, and where a shorter one stands: "start" (default), "center" or
+                "end". To crop at random, give a longer length here and crop in `augment_fn`.
+            channels: 1 (default): the mean of a file's channels. Another number: each file must have it.
+            labels: as in `from_image_folder`; this one and those below.
+            label_mode: "int" (default), "categorical", "binary", "raw", or None.
+            class_names: classes in the order of their numbers.
+            validation_split: share of the files held out, between 0 and 1.
+            subset: "training", "validation", or "both" for the pair of them.
+            **options: as those of `FastDataset`.
+
+        Returns:
+            A dataset of `(audio, labels)`, audio float32 between -1 and 1, of shape `(batch, samples, channels)`, as
+            `keras.utils.audio_dataset_from_directory` has it; a pair of datasets with `subset="both"`.
+
+        Raises:
+            FileNotFoundError, NotADirectoryError: no such folder.
+            TypeError, ValueError: an argument that can't be; a folder without audio files; files that can't be decoded
+                here, with what brings their decoder.
+        """
+        settings = Settings.of(options, "from_audio_folder")
+        audio = AudioOptions(sample_rate, length_samples, length_seconds, align, channels)
+        require_length(audio, settings.batch_size)
+        sources, names = audio_folder_sources(
+            directory,
+            audio,
+            labels=labels,
+            label_mode=label_mode,
+            class_names=class_names,
+            validation_split=validation_split,
+            subset=subset,
+            seed=settings.seed,
+        )
+        return cls._of_parts(sources, settings, names, subset)
+
+    @classmethod
+    def _of_parts(
+        cls, sources: Mapping[str, Source], settings: Settings, names: list[str] | None, subset: Subset | None
+    ) -> Any:
+        """A dataset of each part; the held-out one of both is neither shuffled nor augmented."""
+        if subset != "both":
+            (source,) = sources.values()
+            return cls._of_source(source, settings, names)
+        return (
+            cls._of_source(sources["training"], settings, names),
+            cls._of_source(sources["validation"], settings.for_validation(), names),
+        )
 
     @classmethod
     def from_files(
@@ -147,7 +229,8 @@ class FileDatasets(ResumableDataset):
         ```
 
         Args:
-            pattern: glob pattern (`**` crosses folders), or a list of patterns and paths. Files are sorted by path.
+            pattern: glob pattern (`**` crosses folders), or a list of patterns and paths, on this machine or
+                `s3://bucket/*.bin` and its like. Files are sorted by path.
             load_fn: takes the path (string tensor) and returns `x` or the whole element. Traced by TensorFlow and
                 deterministic, as `map_fn`; its results may be cached. A `PythonFunction` takes the path as `str`.
             labels: one label for each file in sorted order, or a function of the path (a `str`), given as `y` beside
@@ -189,7 +272,8 @@ class FileDatasets(ResumableDataset):
         ```
 
         Args:
-            pattern: glob pattern, a list of patterns and paths, or a folder. Files are sorted by path.
+            pattern: glob pattern, a list of patterns and paths, or a folder, on this machine or `s3://bucket/records`
+                and its like, of which copies are kept in the cache folder. Files are sorted by path.
             features: dict of `tf.io.FixedLenFeature` and its like, as for `tf.io.parse_example`. None: what the
                 `manifest.json` beside the files says; where there is none, features are inferred from the first
                 records, and printed in a form that can be pasted.

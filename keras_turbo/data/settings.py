@@ -17,6 +17,7 @@ from keras_turbo.data.failures import ON_ERROR
 from keras_turbo.data.length_buckets import TOO_LONG, check_boundaries
 from keras_turbo.data.service.address import ServiceAddress
 from keras_turbo.devices.cpu import cores
+from keras_turbo.storage.schemes import is_remote, resolved
 
 Cache = Literal["auto", "memory", "disk", False]
 CACHES: tuple[Any, ...] = ("auto", "memory", "disk", False)
@@ -72,6 +73,11 @@ class Settings:
         if self.cache_dir is not None and not isinstance(self.cache_dir, (str, os.PathLike)):
             raise TypeError(
                 f"`cache_dir` must be the path of a folder, or None. Received: cache_dir={self.cache_dir!r}."
+            )
+        if self.cache_dir is not None and is_remote(resolved(self.cache_dir, "`cache_dir`")):
+            raise ValueError(
+                "`cache_dir` must be a folder of this machine: what is kept there is read by position in each epoch. "
+                f"Received: cache_dir={os.fspath(self.cache_dir)!r}."
             )
         for name in ("map_fn", "augment_fn"):
             if getattr(self, name) is not None and not callable(getattr(self, name)):
@@ -146,7 +152,11 @@ class Settings:
     @property
     def cache_folder(self) -> pathlib.Path:
         """Where disk stores are kept."""
-        return default_cache_dir() / "examples" if self.cache_dir is None else pathlib.Path(os.fspath(self.cache_dir))
+        return self.cache_dir_or(default_cache_dir() / "examples")
+
+    def cache_dir_or(self, default: pathlib.Path) -> pathlib.Path:
+        """The folder that was given for caches, or another."""
+        return default if self.cache_dir is None else pathlib.Path(resolved(self.cache_dir, "`cache_dir`"))
 
 
 def available_cores() -> int:

@@ -11,7 +11,8 @@ from keras_turbo.checkpoint import latest, verify
 from keras_turbo.checkpoint.local_files import LocalFiles
 from keras_turbo.checkpoint.location import locate
 from keras_turbo.checkpoint.lock import DirectoryLock
-from keras_turbo.checkpoint.remote_files import RemoteFiles, _registered
+from keras_turbo.checkpoint.remote_files import RemoteFiles
+from keras_turbo.storage.schemes import registered_schemes
 
 
 @pytest.mark.parametrize(
@@ -56,7 +57,7 @@ def test_paths_with_a_scheme(given, path):
 def test_a_scheme_without_its_file_system_says_what_brings_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    monkeypatch.setattr("keras_turbo.checkpoint.remote_files._registered", lambda: ["", "file", "ram"])
+    monkeypatch.setattr("keras_turbo.storage.schemes.registered_schemes", lambda: ["", "file", "ram"])
     for act in (DirectoryLock, latest, verify):
         for path in ("s3://bucket/run", Path("s3://bucket/run")):
             with pytest.raises(ValueError, match=r's3://bucket/run.*pip install "keras_turbo\[io\]"'):
@@ -67,14 +68,14 @@ def test_a_scheme_without_its_file_system_says_what_brings_it(tmp_path, monkeypa
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("foo://x/y", r"No file system is installed for 'foo://x/y'; there are .*ram://.*local folder"),
+        ("foo://x/y", r"No file system is installed for 'foo://x/y'; there are .*ram://.*local one"),
         ("https://x/y", "can't be written"),
         ("s3:/bucket", r"Meant: s3://bucket\?"),
         ("gs://", "must name a bucket"),
         ("file://x", "must be absolute"),
         ("", "must be the path of a folder"),
         ("  ", "must be the path of a folder"),
-        ("a\0b", "must be the path of a folder"),
+        ("a\0b", "must be a path"),
         (3, "must be text or a Path"),
         (None, "must be text or a Path"),
     ],
@@ -87,4 +88,4 @@ def test_paths_that_can_not_be(tmp_path, monkeypatch, path, message):
 
 
 def test_the_schemes_of_tensorflow_are_known():
-    assert {"gs", "ram"} <= set(_registered())
+    assert {"gs", "ram"} <= set(registered_schemes())

@@ -9,17 +9,16 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.request
 import warnings
-from pathlib import Path
 
 import pytest
 import tensorflow as tf
 
-from keras_turbo.checkpoint import latest, retrying, verify
+from keras_turbo.checkpoint import latest, verify
 from keras_turbo.checkpoint.directory import claim, delete_checkpoint
 from keras_turbo.checkpoint.lock import DirectoryInUseError, DirectoryLock
 from keras_turbo.checkpoint.restoring import read_checkpoint
+from keras_turbo.storage import retrying
 from tests.checkpoint.forked import forking
 from tests.checkpoint.saved import EXTRA, Watch, assert_equal_arrays, make_arrays, save
 
@@ -220,39 +219,6 @@ sys.exit(7)
 """
 
 
-@pytest.fixture
-def s3_environment():
-    """A real S3 server on this machine, and the variables by which TensorFlow finds it."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [str(Path(sys.executable).with_name("moto_server")), "-H", "127.0.0.1", "-p", str(port)]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/moto-api/", timeout=5).close()
-                break
-            except OSError:
-                assert server.poll() is None, "the S3 server has ended"
-                assert time.monotonic() < deadline, "the S3 server doesn't answer"
-                time.sleep(0.1)
-        yield {
-            **os.environ,
-            "AWS_ACCESS_KEY_ID": "x",
-            "AWS_SECRET_ACCESS_KEY": "y",
-            "AWS_REGION": "us-east-1",
-            "AWS_DEFAULT_REGION": "us-east-1",
-            "S3_ENDPOINT": f"http://127.0.0.1:{port}",
-            "S3_USE_HTTPS": "0",
-            "S3_VERIFY_SSL": "0",
-        }
-    finally:
-        server.terminate()
-        server.wait()
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(
     importlib.util.find_spec("tensorflow_io") is None,
@@ -261,7 +227,7 @@ def s3_environment():
 def test_s3(s3_environment):
     done = subprocess.run(
         [sys.executable, "-c", forking(S3)],
-        env=s3_environment,
+        env={**os.environ, **s3_environment},
         capture_output=True,
         text=True,
         timeout=200,

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from keras_turbo import FastDataset
-from keras_turbo.data.sources.image_folder import find_images, image_folder_sources, validation_mask
+from keras_turbo.data.sources.class_folders import validation_mask
+from keras_turbo.data.sources.image_folder import find_images, image_folder_sources
 from tests.data.epochs import batches_of
 from tests.data.noise_images import write_image, write_images
 

@@ -17,8 +17,8 @@ from keras_turbo.data.records import index as index_module
 from keras_turbo.data.records.features import features_as_code, infer_features
 from keras_turbo.data.records.framing import record_offsets
 from keras_turbo.data.records.index import INDEX_FOLDER, index_of
+from keras_turbo.data.records.local_copies import compression_of, local_copies
 from keras_turbo.data.records.reader import RecordReader, interleaved
-from keras_turbo.data.records.unpacking import compression_of, unpacked
 from tests.data.record_files import example, flip_byte, numbered, offsets_of, truncate, write_records
 
 CACHE = "cache"
@@ -39,7 +39,7 @@ def read_all(reader: RecordReader) -> list[bytes]:
 def offsets_in(path: Path) -> list[int]:
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        return record_offsets(descriptor, path.stat().st_size).tolist()
+        return record_offsets(lambda offset, size: os.pread(descriptor, size, offset), path.stat().st_size).tolist()
     finally:
         os.close(descriptor)
 
@@ -171,9 +171,9 @@ def count_indexing(monkeypatch):
     """Counts the files whose offsets are looked for."""
     calls = []
 
-    def counting(descriptor, size):
+    def counting(read_at, size, **options):
         calls.append(size)
-        return record_offsets(descriptor, size)
+        return record_offsets(read_at, size, **options)
 
     monkeypatch.setattr(index_module, "record_offsets", counting)
     return calls
@@ -239,13 +239,13 @@ def test_compression_is_told_by_the_first_bytes(tmp_path, compression):
 def test_a_compressed_file_is_unpacked_once(tmp_path, compression):
     records = records_of_sizes()
     path = write_records(tmp_path / "ä.gz", records, compression)
-    (copy,) = unpacked([str(path)], [compression], tmp_path / CACHE)
+    (copy,) = local_copies([str(path)], [compression], tmp_path / CACHE)
     before = os.stat(copy).st_mtime_ns
     assert read_all(reader_of(Path(copy), cache=tmp_path / CACHE)) == records
-    assert unpacked([str(path)], [compression], tmp_path / CACHE) == [copy]
+    assert local_copies([str(path)], [compression], tmp_path / CACHE) == [copy]
     assert os.stat(copy).st_mtime_ns == before
     write_records(path, [b"other"], compression)
-    (other,) = unpacked([str(path)], [compression], tmp_path / CACHE)
+    (other,) = local_copies([str(path)], [compression], tmp_path / CACHE)
     assert read_all(reader_of(Path(other), cache=tmp_path / CACHE)) == [b"other"]
     assert not os.path.exists(copy)
 
@@ -254,7 +254,7 @@ def test_gzip_files_behind_one_another(tmp_path):
     plain = write_records(tmp_path / "plain", [b"a", b"b"]).read_bytes()
     path = tmp_path / "a.gz"
     path.write_bytes(gzip.compress(plain[:20]) + gzip.compress(plain[20:]))
-    (copy,) = unpacked([str(path)], ["GZIP"], tmp_path / CACHE)
+    (copy,) = local_copies([str(path)], ["GZIP"], tmp_path / CACHE)
     assert Path(copy).read_bytes() == plain
 
 
@@ -268,7 +268,7 @@ def test_a_damaged_compressed_file_is_unpacked_up_to_there_and_told_of(tmp_path,
     else:
         # The checksum at the end of the file does not match: nothing of the data themselves need be amiss.
         flip_byte(path, path.stat().st_size - 6)
-    (copy,) = unpacked([str(path)], ["GZIP"], tmp_path / CACHE)
+    (copy,) = local_copies([str(path)], ["GZIP"], tmp_path / CACHE)
     reader = RecordReader([index_of(copy, tmp_path / CACHE)], [str(path)])
     (problem,) = reader.damaged_files()
     assert problem.startswith(str(path))
@@ -282,7 +282,7 @@ def test_a_folder_that_cannot_take_the_copy_is_named(tmp_path):
     path = write_records(tmp_path / "a.gz", [b"a"], "ZLIB")
     (tmp_path / "cache").write_bytes(b"")
     with pytest.raises(OSError, match="cache_dir"):
-        unpacked([str(path)], ["ZLIB"], tmp_path / "cache")
+        local_copies([str(path)], ["ZLIB"], tmp_path / "cache")
     assert zlib.decompress(path.read_bytes())
 
 

@@ -24,7 +24,7 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
-from keras_turbo.data.conversion.shard_file import only_writer, open_writer, put_in_place, remove_folder, shard_name
+from keras_turbo.data.conversion.shard_file import open_writer, shard_name, target_folder, working_folder
 from keras_turbo.data.disk_store import digest
 from keras_turbo.data.failures import ON_ERROR, reason_of
 from keras_turbo.data.image_options import ImageOptions
@@ -32,8 +32,11 @@ from keras_turbo.data.images import decode_image, image_kind
 from keras_turbo.data.records.manifest import MANIFEST_NAME, Leaf, Manifest, load_manifest, write_json
 from keras_turbo.data.records.shards import CONVERTING_FOLDER
 from keras_turbo.data.settings import available_cores, check_count
-from keras_turbo.data.sources.image_folder import find_images, validation_mask
+from keras_turbo.data.sources.class_folders import has_class_folders, validation_mask
+from keras_turbo.data.sources.image_folder import find_images
 from keras_turbo.progress import progress_bar
+from keras_turbo.storage import paths as storage
+from keras_turbo.storage.schemes import is_remote, resolved
 
 FORMAT_VERSION = 1
 
@@ -54,7 +57,7 @@ class ConversionError(ValueError):
 class _Part:
     """The images of one folder of shards."""
 
-    folder: pathlib.Path
+    folder: str
     paths: list[str]
     labels: list[int] | None
     num_shards: int
@@ -64,8 +67,8 @@ class _Part:
         return [shard_name(index, self.num_shards) for index in range(self.num_shards)]
 
     @property
-    def converting(self) -> pathlib.Path:
-        return self.folder / CONVERTING_FOLDER
+    def converting(self) -> str:
+        return storage.join(self.folder, CONVERTING_FOLDER)
 
 
 def convert_images(
@@ -95,7 +98,8 @@ def convert_images(
 
     Args:
         directory: the folder. Each folder in it is a class; where there is none, images have no labels.
-        out: folder for the files, made if missing; not one inside of `directory`.
+        out: folder for the files, made if missing; not one inside of `directory`. Both may be `s3://bucket/folder` and
+            its like.
         shards: number of files, of each part with `validation_split`. Default: such that one has about 128 MB.
         image_size: (height, width) in pixels: images are decoded, resized, and kept as JPEG. Default None.
         resize: as in `from_image_folder`.
@@ -126,24 +130,21 @@ def convert_images(
         raise ValueError(f"`on_error` must be 'raise' or 'skip'. Received: on_error={on_error!r}.")
     if validation_split is not None and (isinstance(validation_split, bool) or not 0 < validation_split < 1):
         raise ValueError(f"`validation_split` must lie between 0 and 1. Received: {validation_split!r}.")
-    source, target = pathlib.Path(os.fspath(directory)), pathlib.Path(os.fspath(out))
-    if source.exists() and target.resolve().is_relative_to(source.resolve()):
+    source, target = resolved(directory, "directory"), target_folder(out)
+    if _lies_in(target, source):
         raise ValueError(
-            f"{str(target)!r} lies in {str(source)!r}, where it would be taken for a class of images. Give a folder "
-            "outside of it."
+            f"{target!r} lies in {source!r}, where it would be taken for a class of images. Give a folder outside of "
+            "it."
         )
-    by_class = source.is_dir() and any(p.is_dir() and not p.name.startswith(".") for p in source.iterdir())
+    by_class = has_class_folders(source)
     found = find_images(source, by_class)
-    statuses = [os.stat(path) for path in found.paths]
+    statuses = storage.statuses_of(found.paths)
     labels = [found.class_names.index(name) for name in found.class_of] if by_class else None
-    parts = _parts(target, found.paths, labels, [s.st_size for s in statuses], shards, validation_split, seed)
+    parts = _parts(target, found.paths, labels, [status.size for status in statuses], shards, validation_split, seed)
     plan = {
         "version": FORMAT_VERSION,
         "images": digest(
-            [
-                [os.path.relpath(path, source), status.st_size, status.st_mtime_ns]
-                for path, status in zip(found.paths, statuses, strict=True)
-            ]
+            [[storage.relative_to(path, source), *status] for path, status in zip(found.paths, statuses, strict=True)]
         ),
         "options": {
             "image_size": None if image_size is None else list(options.image_size or ()),
@@ -159,8 +160,8 @@ def convert_images(
         return done
     _refuse_other_files(target, parts, plan)
     encode = _as_they_are if image_size is None else _resizing(options, quality)
-    converting = target / CONVERTING_FOLDER
-    with only_writer(converting):
+    converting = storage.join(target, CONVERTING_FOLDER)
+    with working_folder(target, CONVERTING_FOLDER) as working:
         _begin(converting, plan, target)
         num_workers = workers or available_cores()
         with (
@@ -169,18 +170,24 @@ def convert_images(
         ):
             encoded = functools.partial(_in_order, pool, encode, _AHEAD * num_workers)
             for part in parts.values():
-                _convert_part(part, source, encoded, on_error, advance)
+                _convert_part(part, source, working, encoded, on_error, advance)
         manifests = {name: _manifest(part, plan, found.class_names, by_class, options) for name, part in parts.items()}
         for name, part in parts.items():
             manifests[name].save(part.folder)
             if part.converting != converting:
-                remove_folder(part.converting)
-        remove_folder(converting)
+                storage.remove_folder(part.converting)
+        storage.remove_folder(converting)
     return manifests
 
 
+def _lies_in(target: str, source: str) -> bool:
+    if is_remote(target) or is_remote(source):
+        return f"{target}/".startswith(f"{source.rstrip('/')}/")
+    return os.path.exists(source) and pathlib.Path(target).resolve().is_relative_to(pathlib.Path(source).resolve())
+
+
 def _parts(
-    target: pathlib.Path,
+    target: str,
     paths: list[str],
     labels: list[int] | None,
     sizes: list[int],
@@ -203,7 +210,7 @@ def _parts(
             )
         number = shards or math.ceil(sum(sizes[index] for index in chosen) / _SHARD_BYTES)
         parts[name] = _Part(
-            folder=target if name == "all" else target / name,
+            folder=target if name == "all" else storage.join(target, name),
             paths=[paths[index] for index in chosen],
             labels=None if labels is None else [labels[index] for index in chosen],
             num_shards=max(1, min(number, len(chosen))),
@@ -218,33 +225,33 @@ def _already_done(parts: dict[str, _Part], plan: dict[str, Any]) -> dict[str, Ma
     for name, manifest in manifests.items():
         if manifest is None or manifest.options != plan:
             return None
-        if not all((parts[name].folder / file).is_file() for file in manifest.files):
+        if not set(manifest.files) <= set(storage.names_in(parts[name].folder)):
             return None
         done[name] = manifest
     return done
 
 
-def _refuse_other_files(target: pathlib.Path, parts: dict[str, _Part], plan: dict[str, Any]) -> None:
+def _refuse_other_files(target: str, parts: dict[str, _Part], plan: dict[str, Any]) -> None:
     for folder in dict.fromkeys([target, *(part.folder for part in parts.values())]):
-        if not (folder / MANIFEST_NAME).exists():
+        if not storage.exists(storage.join(folder, MANIFEST_NAME)):
             continue
         manifest = load_manifest(folder)
         if manifest is None or manifest.options != plan:
             raise FileExistsError(
-                f"{str(folder)!r} holds records of other images, or made with other options. Give another folder, or "
+                f"{folder!r} holds records of other images, or made with other options. Give another folder, or "
                 "remove that one."
             )
 
 
-def _begin(converting: pathlib.Path, plan: dict[str, Any], target: pathlib.Path) -> None:
+def _begin(converting: str, plan: dict[str, Any], target: str) -> None:
     """Takes up a conversion that was begun, or begins one.
 
     Raises:
         FileExistsError: what was begun is another one.
     """
-    path = converting / "plan.json"
+    path = storage.join(converting, "plan.json")
     try:
-        begun = json.loads(path.read_text(encoding="utf-8"))
+        begun = json.loads(storage.read_bytes(path).decode("utf-8"))
     except (FileNotFoundError, ValueError):
         write_json(path, plan)
         return
@@ -254,31 +261,30 @@ def _begin(converting: pathlib.Path, plan: dict[str, Any], target: pathlib.Path)
     if begun.get("images") == plan["images"]:
         what = f"with other options ({begun.get('options')}, shards: {begun.get('shards')})"
     raise FileExistsError(
-        f"A conversion into {str(target)!r} was begun {what}. "
+        f"A conversion into {target!r} was begun {what}. "
         "Run it again as it was begun, give another folder, or remove that one."
     )
 
 
 def _convert_part(
     part: _Part,
-    source: pathlib.Path,
+    source: str,
+    working: pathlib.Path,
     encoded: Callable[[list[str]], Iterator[tuple[int, bytes | Exception]]],
     on_error: str,
     advance: Callable[[int], None],
 ) -> None:
-    part.converting.mkdir(parents=True, exist_ok=True)
-    for leftover in part.converting.glob("*.tfrecord"):  # half a shard of a process that was killed
-        leftover.unlink()
+    storage.make_folder(part.converting)
     for index, name in enumerate(part.shard_names):
         # Dealt out in turn: shards are of equal length, and each has its share of every class.
         chosen = range(index, len(part.paths), part.num_shards)
-        account = part.converting / f"{name}.json"
-        if (part.folder / name).exists() and account.exists():
+        account = storage.join(part.converting, f"{name}.json")
+        if storage.exists(account) and storage.exists(storage.join(part.folder, name)):
             advance(len(chosen))
             continue
         skipped = []
         count = 0
-        with open_writer(part.converting / name, "") as writer:
+        with open_writer(working / name, "") as writer:
             for number, result in encoded([part.paths[k] for k in chosen]):
                 path = part.paths[chosen[number]]
                 advance(1)
@@ -286,14 +292,14 @@ def _convert_part(
                     reason = reason_of(result)
                     if on_error == "raise":
                         raise ConversionError(f"{path}: {reason} (on_error='skip' leaves such files out.)") from result
-                    skipped.append([os.path.relpath(path, source), reason])
+                    skipped.append([storage.relative_to(path, source), reason])
                     continue
                 label = None if part.labels is None else part.labels[chosen[number]]
-                writer.write(_record(result, label, os.path.relpath(path, source)))
+                writer.write(_record(result, label, storage.relative_to(path, source)))
                 count += 1
-        # The account first: a shard without one would be taken for half done.
+        # The account last: a shard without one would be made again.
+        storage.put_in_place(str(working / name), storage.join(part.folder, name))
         write_json(account, {"count": count, "skipped": skipped})
-        put_in_place(part.converting / name, part.folder / name)
 
 
 def _in_order(
@@ -334,8 +340,7 @@ def _record(image: bytes, label: int | None, name: str) -> bytes:
 
 
 def _as_they_are(path: str) -> bytes:
-    with open(path, "rb") as file:
-        data = file.read()
+    data = storage.read_bytes(path)
     if image_kind(data[:_HEADER_BYTES]) is None:
         raise ValueError("it is empty." if not data else "its first bytes are those of no image that can be read.")
     return data
@@ -356,7 +361,7 @@ def _manifest(
 ) -> Manifest:
     files, skipped = {}, []
     for name in part.shard_names:
-        account = json.loads((part.converting / f"{name}.json").read_text(encoding="utf-8"))
+        account = json.loads(storage.read_bytes(storage.join(part.converting, f"{name}.json")).decode("utf-8"))
         files[name] = account["count"]
         skipped += account["skipped"]
     if not any(files.values()):

@@ -9,10 +9,13 @@ data's checksums are checked when a record is read (`reader.py`).
 from __future__ import annotations
 
 import functools
-import os
 import struct
+from collections.abc import Callable
 
 import numpy as np
+
+ReadAt = Callable[[int, int], bytes]
+"""Of an offset and a number of bytes: so many bytes of a file from there, fewer where it ends before."""
 
 HEADER_BYTES = 12
 FOOTER_BYTES = 4
@@ -21,18 +24,22 @@ FRAME_BYTES = HEADER_BYTES + FOOTER_BYTES
 # Small records are found in blocks of the file; behind a record as long as this, only the next header is read.
 _BLOCK_BYTES = 1 << 20
 _LONG_RECORD_BYTES = 1 << 16
+# A store gives this in a tenth of a second or two, which is long beside the time until it answers.
+_REMOTE_BLOCK_BYTES = 1 << 23
 
 # CRC-32C (Castagnoli), reflected, and the mask that TFRecord puts on it (tsl/lib/hash/crc32c.h).
 _POLYNOMIAL = 0x82F63B78
 _MASK_DELTA = np.uint32(0xA282EAD8)
 
 
-def record_offsets(descriptor: int, size: int) -> np.ndarray:
+def record_offsets(read_at: ReadAt, size: int, *, passes_over: bool = True) -> np.ndarray:
     """Where the records of a file begin, and where the last whole one ends.
 
     Args:
-        descriptor: of the open file.
+        read_at: gives a part of the file.
         size: of the file, in bytes.
+        passes_over: whether the data of long records are passed over. Where each call is a request over a network, it
+            takes less time to read all.
 
     Returns:
         int64 vector, one longer than the number of records. Its last entry is `size`, unless the file is truncated or a
@@ -40,16 +47,17 @@ def record_offsets(descriptor: int, size: int) -> np.ndarray:
     """
     offsets, headers = [0], bytearray()
     block, block_begin, offset = b"", 0, 0
+    block_bytes = _BLOCK_BYTES if passes_over else _REMOTE_BLOCK_BYTES
     is_long = False
     while offset + FRAME_BYTES <= size:
         at = offset - block_begin
         if at + HEADER_BYTES > len(block):
-            block = os.pread(descriptor, HEADER_BYTES if is_long else _BLOCK_BYTES, offset)
+            block = read_at(offset, HEADER_BYTES if is_long else block_bytes)
             block_begin, at = offset, 0
             if len(block) < HEADER_BYTES:  # the file has become shorter meanwhile
                 break
         (length,) = struct.unpack_from("<Q", block, at)
-        is_long = length >= _LONG_RECORD_BYTES
+        is_long = passes_over and length >= _LONG_RECORD_BYTES
         end = offset + length + FRAME_BYTES
         if end > size:
             break
@@ -62,11 +70,11 @@ def record_offsets(descriptor: int, size: int) -> np.ndarray:
     return np.array(offsets[: whole + 1], np.int64)
 
 
-def end_of_damage(descriptor: int, begin: int, size: int) -> int:
+def end_of_damage(read_at: ReadAt, begin: int, size: int) -> int:
     """How far a file must be read to tell what is wrong with it behind its last whole record.
 
     Args:
-        descriptor: of the open file.
+        read_at: gives a part of the file.
         begin: where that record ends.
         size: of the file, in bytes.
 
@@ -74,7 +82,7 @@ def end_of_damage(descriptor: int, begin: int, size: int) -> int:
         `size` where a record is truncated; the end of the header where its length is damaged, since the rest of the
         file, however large, tells nothing then.
     """
-    header = os.pread(descriptor, HEADER_BYTES, begin)
+    header = read_at(begin, HEADER_BYTES)
     if len(header) < HEADER_BYTES or lengths_are_whole(np.frombuffer(header, np.uint8).reshape(1, -1))[0]:
         return size
     return begin + HEADER_BYTES

@@ -1,6 +1,8 @@
 """Where the records of a file begin, found once and kept beside the data, or in the cache folder.
 
-    DATA/.keras_turbo_index/<file name>.npy      or, where that can't be written,
+What reads a bucket writes nothing into it: of a file behind a scheme, the index is in the cache folder.
+
+    DATA/.keras_turbo_index/<file name>.npy      or, where that can't be written or has a scheme,
     CACHE_DIR/tfrecord/index/<digest of the path>.npy
 
 An index is one int64 vector: format version, size of the data file and its time of change in nanoseconds, a checksum of
@@ -11,15 +13,20 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import os
 import pathlib
 import tempfile
 import zlib
+from collections.abc import Iterator
 
 import numpy as np
 
-from keras_turbo.data.records.framing import end_of_damage, record_offsets
+from keras_turbo.data.records.framing import ReadAt, end_of_damage, record_offsets
+from keras_turbo.storage import paths as storage
+from keras_turbo.storage.paths import Status
+from keras_turbo.storage.schemes import is_remote
 
 FORMAT_VERSION = 1
 INDEX_FOLDER = ".keras_turbo_index"
@@ -32,7 +39,7 @@ class RecordIndex:
     """The records of one file.
 
     Attributes:
-        path: of the file that is read: for a compressed one, of its unpacked copy.
+        path: of the file that is read: for a compressed one, or one behind a scheme, mostly of a copy.
         size: in bytes.
         changed_ns: the file's time of change.
         offsets: int64 vector: where each entry begins, and where the last one ends.
@@ -62,9 +69,7 @@ def index_of(path: str, cache_folder: pathlib.Path) -> RecordIndex:
     Raises:
         OSError: the file can't be read.
     """
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        status = os.fstat(descriptor)
+    with _opened(path) as (read_at, status):
         places = _places(path, cache_folder)
         offsets = None
         for place in places:
@@ -72,28 +77,40 @@ def index_of(path: str, cache_folder: pathlib.Path) -> RecordIndex:
             if offsets is not None:
                 break
         if offsets is None:
-            offsets = record_offsets(descriptor, status.st_size)
+            offsets = record_offsets(read_at, status.size, passes_over=not is_remote(path))
             for place in places:
                 if _save(place, status, offsets):
                     break
-        is_damaged = bool(offsets[-1] != status.st_size)
+        is_damaged = bool(offsets[-1] != status.size)
         if is_damaged:
-            offsets = np.append(offsets, np.int64(end_of_damage(descriptor, int(offsets[-1]), status.st_size)))
+            offsets = np.append(offsets, np.int64(end_of_damage(read_at, int(offsets[-1]), status.size)))
+    return RecordIndex(path, status.size, status.changed_ns, offsets, is_damaged)
+
+
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[tuple[ReadAt, Status]]:
+    """A context with a way to read parts of a file, and its status."""
+    if is_remote(path):
+        yield functools.partial(storage.read_at, path), storage.status_of(path)
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        status = os.fstat(descriptor)
+        yield lambda offset, size: os.pread(descriptor, size, offset), Status(status.st_size, status.st_mtime_ns)
     finally:
         os.close(descriptor)
-    return RecordIndex(path, status.st_size, status.st_mtime_ns, offsets, is_damaged)
 
 
 def _places(path: str, cache_folder: pathlib.Path) -> list[pathlib.Path]:
-    file = pathlib.Path(os.path.abspath(path))
+    file = storage.absolute(path)
     name = hashlib.blake2b(os.fsencode(file), digest_size=16).hexdigest()
-    return [
-        file.parent / INDEX_FOLDER / f"{file.name}.npy",
-        cache_folder / "tfrecord" / "index" / f"{name}.npy",
-    ]
+    in_cache = cache_folder / "tfrecord" / "index" / f"{name}.npy"
+    if is_remote(path):
+        return [in_cache]
+    return [pathlib.Path(file).parent / INDEX_FOLDER / f"{os.path.basename(file)}.npy", in_cache]
 
 
-def _load(place: pathlib.Path, status: os.stat_result) -> np.ndarray | None:
+def _load(place: pathlib.Path, status: Status) -> np.ndarray | None:
     try:
         vector = np.load(place, allow_pickle=False)
     except (OSError, ValueError, EOFError):
@@ -101,13 +118,13 @@ def _load(place: pathlib.Path, status: os.stat_result) -> np.ndarray | None:
     if vector.dtype != np.int64 or vector.ndim != 1 or len(vector) <= _NUM_HEADER_FIELDS:
         return None
     header, offsets = vector[:_NUM_HEADER_FIELDS], vector[_NUM_HEADER_FIELDS:]
-    expected = [FORMAT_VERSION, status.st_size, status.st_mtime_ns, zlib.crc32(offsets.tobytes())]
+    expected = [FORMAT_VERSION, *status, zlib.crc32(offsets.tobytes())]
     return offsets if header.tolist() == expected else None
 
 
-def _save(place: pathlib.Path, status: os.stat_result, offsets: np.ndarray) -> bool:
+def _save(place: pathlib.Path, status: Status, offsets: np.ndarray) -> bool:
     """Writes an index beside its name and renames it; whether that could be done."""
-    header = [FORMAT_VERSION, status.st_size, status.st_mtime_ns, zlib.crc32(offsets.tobytes())]
+    header = [FORMAT_VERSION, *status, zlib.crc32(offsets.tobytes())]
     temporary = None
     try:
         place.parent.mkdir(parents=True, exist_ok=True)

@@ -12,19 +12,17 @@ other object for a dict. `files` are names in the same folder; one that leads ou
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import math
 import os
-import pathlib
-import tempfile
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-from keras_turbo.data.records.unpacking import COMPRESSIONS
+from keras_turbo.data.records.local_copies import COMPRESSIONS
+from keras_turbo.storage import paths as storage
 
 FORMAT = "keras_turbo.tfrecord"
 FORMAT_VERSION = 1
@@ -176,7 +174,7 @@ class Manifest:
         """Number of records in all files."""
         return sum(self.files.values())
 
-    def save(self, folder: pathlib.Path) -> None:
+    def save(self, folder: str) -> None:
         """Writes it, whole or not at all."""
         content = {
             "format": FORMAT,
@@ -185,27 +183,27 @@ class Manifest:
             **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)},
             "element": _to_json(self.element),
         }
-        write_json(folder / MANIFEST_NAME, content)
+        write_json(storage.join(folder, MANIFEST_NAME), content)
 
 
-def load_manifest(folder: pathlib.Path) -> Manifest | None:
+def load_manifest(folder: str) -> Manifest | None:
     """The manifest of a folder; None where there is none of this package.
 
     Raises:
         ValueError: it is damaged, of a later version, or names files outside of its folder.
     """
-    path = folder / MANIFEST_NAME
+    path = storage.join(folder, MANIFEST_NAME)
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(storage.read_bytes(path).decode("utf-8"))
     except FileNotFoundError:
         return None
     except (ValueError, UnicodeDecodeError) as error:
-        raise ValueError(f"{str(path)!r} is no JSON ({error}). Restore it, or give `features`.") from error
+        raise ValueError(f"{path!r} is no JSON ({error}). Restore it, or give `features`.") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         return None  # somebody else's
     if content.get("version") != FORMAT_VERSION:
         raise ValueError(
-            f"{str(path)!r} has version {content.get('version')!r} of its format, and this keras_turbo reads version "
+            f"{path!r} has version {content.get('version')!r} of its format, and this keras_turbo reads version "
             f"{FORMAT_VERSION}. Install a later keras_turbo, or give `features`."
         )
     try:
@@ -216,24 +214,13 @@ def load_manifest(folder: pathlib.Path) -> Manifest | None:
         )
         _check(manifest)
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{str(path)!r} is damaged: {error}. Restore it, or give `features`.") from error
+        raise ValueError(f"{path!r} is damaged: {error}. Restore it, or give `features`.") from error
     return manifest
 
 
-def write_json(path: pathlib.Path, content: Any) -> None:
-    """Writes a JSON file beside its name and renames it, so that the name never stands for half of it."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".json-")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(content, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+def write_json(path: str, content: Any) -> None:
+    """Writes a JSON file such that its name never stands for half of it."""
+    storage.write_whole(path, json.dumps(content, indent=1).encode("utf-8"))
 
 
 def with_leaves(structure: Any, function: Callable[[Leaf], Any]) -> Any:

@@ -27,8 +27,11 @@ import tensorflow as tf
 
 from keras_turbo.data.records.framing import what_is_wrong
 from keras_turbo.data.records.index import RecordIndex
-from keras_turbo.data.records.unpacking import DAMAGE_MARK
+from keras_turbo.data.records.local_copies import DAMAGE_MARK
 from keras_turbo.data.variant_dataset import VariantDataset
+from keras_turbo.storage import paths as storage
+from keras_turbo.storage import remote
+from keras_turbo.storage.schemes import is_remote
 
 # Of the files that this process may still open, this share is kept open; all others are opened for each read.
 _SHARE_OF_OPEN_FILES = 0.25
@@ -166,7 +169,7 @@ class RecordReader:
         if not len(positions):
             return tf.zeros([0], tf.string)
         places = self._places(positions)
-        if places.are_one_run:
+        if places.are_one_run and self._files.are_near:
             return _read_by_tensorflow(
                 self._indices[places.files[0]].path, int(places.begins[0]), int(places.sizes.sum()), len(positions)
             )
@@ -326,6 +329,13 @@ class _ScratchFile:
             self._view = memoryview(mmap.mmap(self._descriptor, capacity))
         os.ftruncate(self._descriptor, size)
         begin = 0
+        if not files.are_near:
+            for block, asked_for in files.read_runs(places):
+                if len(block) < asked_for:
+                    return False
+                self._view[begin : begin + asked_for] = block
+                begin += asked_for
+            return True
         for file, offset, length in zip(
             places.files.tolist(), places.begins.tolist(), places.sizes.tolist(), strict=True
         ):
@@ -346,6 +356,8 @@ class _OpenFiles:
 
     def __init__(self, paths: list[str]) -> None:
         self._paths = paths
+        #: Whether all are on this machine, or mounted as if they were.
+        self.are_near = not any(map(is_remote, paths))
         self._lock = threading.Lock()
         self._descriptors: dict[int, int] = {}
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -357,11 +369,25 @@ class _OpenFiles:
 
     def read(self, file: int, offset: int, size: int) -> bytes:
         """Bytes of a file: fewer where it has become shorter."""
+        if is_remote(self._paths[file]):
+            return storage.read_at(self._paths[file], offset, size)
         data = bytearray(size)
         return bytes(data[: self.read_into(file, memoryview(data), offset)])
 
+    def read_runs(self, places: _Places) -> Iterator[tuple[bytes, int]]:
+        """The bytes of files behind a scheme, and how many each read asked for.
+
+        Each read is a request: of records that lie behind one another it is one, and others do not wait for it.
+        """
+        files, begins, sizes = places.files, places.begins, places.sizes
+        starts = np.append(True, (files[1:] != files[:-1]) | (begins[1:] != begins[:-1] + sizes[:-1]))
+        firsts = np.flatnonzero(starts)
+        totals = np.add.reduceat(sizes, firsts).tolist()
+        runs = list(zip(files[firsts].tolist(), begins[firsts].tolist(), totals, strict=True))
+        yield from zip(remote.each_of(lambda run: self.read(*run), runs), totals, strict=True)
+
     def read_into(self, file: int, target: memoryview, offset: int) -> int:
-        """As `read`, to where they are wanted; returns how many there were."""
+        """As `read`, to where they are wanted, of a file on this machine; returns how many there were."""
         descriptor = self._kept_open(file)
         if descriptor is not None:
             return _read_into(descriptor, target, offset)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import pathlib
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -12,6 +11,8 @@ from typing import Any
 from keras_turbo.data.records.manifest import MANIFEST_NAME, Manifest, load_manifest
 from keras_turbo.data.records.reader import RecordReader
 from keras_turbo.data.sources.files import find_files
+from keras_turbo.storage import paths as storage
+from keras_turbo.storage.schemes import is_remote, resolved
 
 # In a folder without a manifest: `a.tfrecord`, `a.tfrecords.gz`, `a.tfrec`, `a.tfrecord-00000-of-00008`.
 _IN_NAMES = ".tfrec"
@@ -63,16 +64,18 @@ def find_shards(pattern: str | os.PathLike | Sequence[str | os.PathLike], *, rea
     Raises:
         ValueError: there are none, a conversion into their folder is not finished, or manifests do not agree.
     """
-    if isinstance(pattern, (str, os.PathLike)) and os.path.isdir(pattern):
-        return _in_folder(pathlib.Path(os.fspath(pattern)), reads_manifest)
+    if isinstance(pattern, (str, os.PathLike)):
+        folder = resolved(pattern, "pattern")
+        if storage.is_folder(folder):
+            return _in_folder(folder.rstrip("/") if is_remote(folder) else folder, reads_manifest)
     paths = find_files(pattern)
     if not reads_manifest:
         return Shards(paths, None, are_all=False)
-    folders = {path: pathlib.Path(path).parent for path in paths}
+    folders = {path: storage.parent_of(path) for path in paths}
     manifests = {folder: load_manifest(folder) for folder in dict.fromkeys(folders.values())}
     for path, folder in folders.items():
         manifest = manifests[folder]
-        if manifest is not None and os.path.basename(path) not in manifest.files:
+        if manifest is not None and storage.name_of(path) not in manifest.files:
             manifests[folder] = None  # of other files
     found = [manifest for manifest in manifests.values() if manifest is not None]
     if not found:
@@ -82,7 +85,7 @@ def find_shards(pattern: str | os.PathLike | Sequence[str | os.PathLike], *, rea
             f"The files that match {pattern!r} are of different kinds: {MANIFEST_NAME} in their folders does not say "
             "the same of all of them. Read them apart, or give `features`."
         )
-    names = [os.path.basename(path) for path in paths]
+    names = [storage.name_of(path) for path in paths]
     counts = []
     for path, name in zip(paths, names, strict=True):
         manifest = manifests[folders[path]]
@@ -94,36 +97,42 @@ def _kind(manifest: Manifest) -> Any:
     return manifest.element, manifest.class_names, manifest.compression, manifest.label
 
 
-def _refuse_unfinished(folder: pathlib.Path) -> None:
-    if (folder / CONVERTING_FOLDER).exists():
+def _refuse_unfinished(folder: str) -> None:
+    if storage.exists(storage.join(folder, CONVERTING_FOLDER)):
         raise ValueError(
-            f"The conversion into {str(folder)!r} is not finished. Run the same command again: it goes on where it "
+            f"The conversion into {folder!r} is not finished. Run the same command again: it goes on where it "
             "was ended."
         )
-    if (folder / WRITING_FOLDER).exists():
+    if storage.exists(storage.join(folder, WRITING_FOLDER)):
         raise ValueError(
-            f"write_tfrecords() into {str(folder)!r} is not finished, or was killed: some of its files may be missing. "
+            f"write_tfrecords() into {folder!r} is not finished, or was killed: some of its files may be missing. "
             "Wait for it, or call it again."
         )
 
 
-def _in_folder(folder: pathlib.Path, reads_manifest: bool) -> Shards:
+def _in_folder(folder: str, reads_manifest: bool) -> Shards:
     manifest = load_manifest(folder)
+    there = storage.names_in(folder)
     if manifest is None:
         _refuse_unfinished(folder)
-        names = sorted(name for name in os.listdir(folder) if _IN_NAMES in name and not name.startswith("."))
+        names = [name for name in there if _IN_NAMES in name and not name.startswith(".")]
         if not names:
-            below = sorted(path.parent.name for path in folder.glob(f"*/{MANIFEST_NAME}"))
-            hint = f" There are some in the folders {', '.join(below)} in it." if below else ""
-            raise ValueError(f"No TFRecord files in {str(folder)!r}: no name with {_IN_NAMES!r} in it.{hint}")
-        return Shards([str(folder / name) for name in names], None, are_all=False)
-    paths = [str(folder / name) for name in manifest.files]
-    missing = [path for path in paths if not os.path.isfile(path)]
+            raise ValueError(
+                f"No TFRecord files in {folder!r}: no name with {_IN_NAMES!r} in it.{_folders_with_some(folder, there)}"
+            )
+        return Shards([storage.join(folder, name) for name in names], None, are_all=False)
+    paths = [storage.join(folder, name) for name in manifest.files]
+    missing = [storage.join(folder, name) for name in manifest.files if name not in set(there)]
     if missing:
         raise ValueError(
-            f"{len(missing)} of the {len(paths)} files that {str(folder / MANIFEST_NAME)!r} names are missing, "
+            f"{len(missing)} of the {len(paths)} files that {storage.join(folder, MANIFEST_NAME)!r} names are missing, "
             f"{missing[0]!r} among them. Restore them, or give a pattern of those that are there."
         )
     if not reads_manifest:
         return Shards(paths, None, are_all=False)
     return Shards(paths, manifest, are_all=True, counts=list(manifest.files.values()))
+
+
+def _folders_with_some(folder: str, names: list[str]) -> str:
+    below = [name for name in names if storage.exists(storage.join(folder, name, MANIFEST_NAME))]
+    return f" There are some in the folders {', '.join(below)} in it." if below else ""

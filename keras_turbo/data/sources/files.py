@@ -18,6 +18,10 @@ from keras_turbo.data.python_function import PythonFunction
 from keras_turbo.data.settings import Settings
 from keras_turbo.data.sources.mapped_rows import MappedRowsSource
 from keras_turbo.data.sources.source import Identity, Source
+from keras_turbo.storage import paths as storage
+from keras_turbo.storage import remote
+from keras_turbo.storage.globbing import remote_glob
+from keras_turbo.storage.schemes import is_remote, resolved
 
 
 class FileSource(Source):
@@ -76,7 +80,7 @@ class FileSource(Source):
     def _absolute_paths(self) -> tf.Tensor:
         # Another process works in another folder.
         with tf.init_scope(), tf.device("CPU:0"):
-            return tf.constant([os.fsencode(os.path.abspath(path)) for path in self.paths], tf.string)
+            return tf.constant([os.fsencode(storage.absolute(path)) for path in self.paths], tf.string)
 
     def _with_label(self, example: Any, position: tf.Tensor) -> Any:
         if self._label_tensor is None:
@@ -98,13 +102,7 @@ class FileSource(Source):
         recipe = self._recipe()
         if recipe is None:
             return None
-        content = []
-        for path in map(os.path.abspath, self.paths):
-            try:
-                status = os.stat(path)
-                content.append([path, status.st_size, status.st_mtime_ns])
-            except OSError:  # gone meanwhile: loading it says so
-                content.append([path, -1, -1])
+        content = files_content(self.paths)
         labels = None if self._labels is None else self._labels.tolist()
         return Identity(recipe=recipe, content={"files": content, "labels": labels})
 
@@ -134,20 +132,28 @@ def files_source(
     def recipe() -> Any:
         digest = function_fingerprint(load_fn, [tf.TensorSpec([], tf.string)])
         patterns = [pattern] if isinstance(pattern, (str, os.PathLike)) else pattern
-        where = [os.path.abspath(os.fspath(one)) for one in patterns]
+        where = [storage.absolute(resolved(one, "pattern")) for one in patterns]
         return digest and {"kind": "files", "where": where, "load_fn": digest, "label_mode": label_mode}
 
     return FileSource(paths, lambda path, seed: load_fn(path), encoded, numbers, recipe), names
+
+
+def files_content(paths: Sequence[str]) -> list[list[Any]]:
+    """What is in some files, for an `Identity`: path, size and time of change of each."""
+    statuses = storage.statuses_of(paths)
+    return [[storage.absolute(path), *status] for path, status in zip(paths, statuses, strict=True)]
 
 
 def find_files(pattern: str | os.PathLike | Sequence[str | os.PathLike]) -> list[str]:
     """The files that a pattern matches, sorted.
 
     Args:
-        pattern: a glob pattern (`**` crosses folders), or a list of patterns or paths.
+        pattern: a glob pattern (`**` crosses folders), or a list of patterns or paths, on this machine or behind a
+            scheme.
 
     Raises:
-        ValueError: nothing matches one of the patterns.
+        ValueError: nothing matches one of the patterns, or its scheme has no file system.
+        OSError: the store behind a scheme can't be asked.
     """
     patterns = [pattern] if isinstance(pattern, (str, os.PathLike)) else list(pattern)
     if not patterns:
@@ -156,10 +162,17 @@ def find_files(pattern: str | os.PathLike | Sequence[str | os.PathLike]) -> list
         )
     found: set[str] = set()
     for one in patterns:
-        text = os.fspath(one)
+        text = resolved(one, "pattern")
         # A path that exists is itself, even if it has a bracket in its name.
-        matches = [text] if os.path.isfile(text) else [p for p in glob.glob(text, recursive=True) if os.path.isfile(p)]
+        if storage.is_file(text):
+            matches = [text]
+        elif is_remote(text):
+            matches = remote_glob(text)
+        else:
+            matches = [path for path in glob.glob(text, recursive=True) if os.path.isfile(path)]
         if not matches:
+            if is_remote(text):
+                remote.require_reachable(text)
             raise ValueError(
                 f"No file matches the pattern {text!r}{_nearest_folder(text)}. "
                 "Check the path; `**` is needed to match files in folders below."
@@ -170,6 +183,8 @@ def find_files(pattern: str | os.PathLike | Sequence[str | os.PathLike]) -> list
 
 def _nearest_folder(pattern: str) -> str:
     """Where a pattern stops to exist, for the error."""
+    if is_remote(pattern):
+        return ""
     folder = pathlib.Path(pattern)
     while glob.has_magic(str(folder)) or not folder.exists():
         if folder == folder.parent:

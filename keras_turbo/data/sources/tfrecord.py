@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import os
-import pathlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -19,12 +19,16 @@ from keras_turbo.data.python_calls import call_on
 from keras_turbo.data.records.features import check_features, features_as_code, infer_features, is_example
 from keras_turbo.data.records.index import index_of
 from keras_turbo.data.records.layout import Layout, ManifestLayout, NamedLayout
+from keras_turbo.data.records.local_copies import check_compression, compression_of, local_copies
 from keras_turbo.data.records.manifest import Manifest, leaves_of
 from keras_turbo.data.records.reader import RecordReader
 from keras_turbo.data.records.shards import Shards, find_shards
-from keras_turbo.data.records.unpacking import check_compression, compression_of, unpacked
 from keras_turbo.data.settings import Settings
+from keras_turbo.data.sources.files import files_content
 from keras_turbo.data.sources.source import Identity, Source
+from keras_turbo.storage import paths as storage
+from keras_turbo.storage import remote
+from keras_turbo.storage.schemes import is_remote
 
 # Features are inferred from so many records, taken from the beginnings of so many files.
 _INFERRED_FROM = 64
@@ -137,14 +141,7 @@ class TfRecordSource(Source):
         return np.concatenate(parts)
 
     def identity(self) -> Identity:
-        content = []
-        for path in map(os.path.abspath, self._files):
-            try:
-                status = os.stat(path)
-                content.append([path, status.st_size, status.st_mtime_ns])
-            except OSError:  # gone meanwhile: reading it says so
-                content.append([path, -1, -1])
-        return Identity(recipe=self._recipe, content={"files": content})
+        return Identity(recipe=self._recipe, content={"files": files_content(self._files)})
 
     def _read(self, positions: tf.Tensor, function: Callable) -> tuple[tf.Tensor, tf.Tensor]:
         records, are_whole = call_on(self, function, [positions], [tf.string, tf.bool], returns_tensors=True)
@@ -203,9 +200,10 @@ def tfrecord_source(
     shards = find_shards(pattern, reads_manifest=not is_named)
     manifest = shards.manifest
     images = _image_options(image_options, manifest, settings)
-    cache_folder = default_cache_dir() if settings.cache_dir is None else pathlib.Path(os.fspath(settings.cache_dir))
-    packed = [_compression(path, compression, manifest) for path in shards.paths]
-    files = unpacked(shards.paths, packed, cache_folder)
+    cache_folder = settings.cache_dir_or(default_cache_dir())
+    compression_here = functools.partial(_compression, asked_for=compression, manifest=manifest)
+    packed = (remote.each_of if any(map(is_remote, shards.paths)) else map)(compression_here, shards.paths)
+    files = local_copies(shards.paths, list(packed), cache_folder)
     cycle = interleave or (manifest.interleave if manifest is not None and shards.are_all else 1)
     reader = RecordReader([index_of(path, cache_folder) for path in files], shards.paths, cycle)
     if settings.on_error == "raise":
@@ -224,7 +222,7 @@ def tfrecord_source(
             features = _inferred(reader, shards)
         layout = NamedLayout(features, x, label, sample_weight)
         recipe = ["features", repr(layout.features), x if x is None or isinstance(x, str) else list(x), label]
-    where = {"kind": "tfrecord", "files": [os.path.abspath(path) for path in shards.paths], "interleave": cycle}
+    where = {"kind": "tfrecord", "files": [storage.absolute(path) for path in shards.paths], "interleave": cycle}
     source = TfRecordSource(
         reader, layout, where | {"layout": recipe}, shards.paths, checks_records=settings.on_error == "skip"
     )
