@@ -576,7 +576,8 @@ def test_functional_models_and_feature_spaces_take_it(tables):
     outputs = keras.layers.Dense(3)(space.get_encoded_features())
     model = keras.Model(inputs, outputs)
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
-    model.fit(train, epochs=2, verbose=0)
+    # Labels of uint8, for which Keras itself has no class weights.
+    model.fit(train, epochs=2, verbose=0, class_weight={0: 2.0})
     assert model.predict(dataset_of(tables, columns, map_fn=renamed), verbose=0).shape == (N, 3)
 
 
