@@ -31,9 +31,9 @@ def with_all_classes(map_func: Callable) -> Callable:
         if sample_weight is not None or not isinstance(y, tf.Tensor) or y.shape.rank is None:
             return map_func(*data)  # which refuses what can't be weighted
         if y.shape.rank < 2:
-            classes = tf.cast(tf.round(y), tf.int32)
+            classes = _rounded(y)
         elif y.shape[-1] == 1:
-            classes = tf.cast(tf.round(tf.squeeze(y, axis=-1)), tf.int32)
+            classes = _rounded(tf.squeeze(y, axis=-1))
         elif y.shape[-1] is not None:
             classes = tf.argmax(y, axis=-1, output_type=tf.int32)
         else:
@@ -42,3 +42,8 @@ def with_all_classes(map_func: Callable) -> Callable:
         return x, y, tf.gather(tf.concat([weights, others], 0), tf.minimum(classes, tf.size(weights)))
 
     return weighted
+
+
+def _rounded(numbers: tf.Tensor) -> tf.Tensor:
+    # tf.round takes neither booleans nor unsigned integers.
+    return tf.cast(tf.round(numbers) if numbers.dtype.is_floating else numbers, tf.int32)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import keras
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
@@ -180,6 +182,22 @@ def test_how_files_are_written(tmp_path):
         FastDataset.from_csv(write(tmp_path, "1,2\n3,4\n"), column_names=["a", "b", "c"])
 
 
+def test_files_that_are_something_else(tmp_path):
+    path = write(tmp_path, "a;b\n1;2\n")
+    with pytest.raises(ValueError, match=r"a.csv has one column, 'a;b', if ',' is its delimiter.*delimiter=';'"):
+        FastDataset.from_csv(path)
+    pq.write_table(pa.table({"x": np.arange(100.0)}), path)
+    with pytest.raises(ValueError, match="a.csv: it can't be read as CSV.*It is Parquet, which from_parquet reads"):
+        FastDataset.from_csv(path)
+    write(tmp_path, 'a,b\n1,"2\n' + "3,4\n" * 800_000)
+    with pytest.raises(ValueError, match="a.csv: a row is longer than 1 MB, or a quote is not closed"):
+        FastDataset.from_csv(path)
+    with pytest.raises(TypeError, match="`pattern` must be a pattern, a path or a list of them. Received: None"):
+        FastDataset.from_csv(None)
+    (tmp_path / "a.csv").write_bytes("a,b\n1,ö\n".encode("utf-16"))
+    assert next(iter(FastDataset.from_csv(path, "b", encoding="utf-16"))).numpy()[0].decode() == "ö"
+
+
 def test_types_are_inferred_over_all_files(tmp_path, anywhere):
     write(tmp_path, "i,f,s,b,d,e\n1,1,x,true,2020-01-01,\n2,2,y,false,2020-01-02,\n", "a.csv")
     write(tmp_path, "f,i,s,d,b,e\n1.5,3,z,2020-01-03,true,7\n", "b.csv")
@@ -316,8 +334,9 @@ def test_missing_values(tmp_path, anywhere):
         ({"column_names": "abc"}, "`column_names` must be a list"),
         ({"column_names": ["a", "a"]}, "must be names that differ"),
         ({"encoding": "utf-99"}, "`encoding` must be one that Python knows"),
-        ({"columns": ["age"]}, "has no column 'age'. It has: "),
+        ({"columns": ["age"]}, "has no column 'age', as `columns` has it. It has: "),
         ({"missing": {"name": 0}}, "gives 0 for the column 'name', which is string"),
+        ({"dtypes": {"age": "int8"}}, "has no column 'age', as `dtypes` has it"),
         ({"shuffle_row_groups": 3}, "no option shuffle_row_groups"),
         ({"cache": "always"}, "`cache` must be"),
     ],

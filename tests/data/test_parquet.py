@@ -303,13 +303,18 @@ def test_the_index_of_a_frame_is_no_column(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"columns": ["number", "age"]}, r"part-0.parquet has no column 'age'. It has: \['number'"),
+        (
+            {"columns": ["number", "age"]},
+            r"0.parquet has no column 'age', as `columns` has it. It has: \['number'",
+        ),
         ({"columns": []}, "`columns` is empty"),
         ({"columns": 3}, "`columns` must be names of columns"),
         ({"columns": ["number", "class"]}, r"Twice: \['class'\]"),
         ({"label": None, "sample_weight": "price"}, "`sample_weight` was given without `label`"),
         ({"label": 1}, "`label` must be the name of a column"),
         ({"dtypes": {"number": "complex64"}}, "must be one of bool, int8.*Received: 'complex64'"),
+        ({"label": "age"}, "has no column 'age', as `label` has it"),
+        ({"dtypes": {"age": "int8"}}, "has no column 'age', as `dtypes` has it"),
         ({"dtypes": "float32"}, "`dtypes` must be a dict"),
         ({"missing": "drop"}, "`missing` must be 'raise', 'nan'"),
         ({"missing": None}, "`missing` must be 'raise', 'nan'"),
@@ -461,6 +466,21 @@ def test_missing_values_are_filled_or_left_out(gaps, cache):
     assert int(dataset.cardinality()) == 1
 
 
+def test_a_column_without_a_value_in_one_file_or_in_all(tmp_path):
+    pq.write_table(pa.table({"x": pa.nulls(2), "v": pa.nulls(2)}), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match="'x' of .*a.parquet is null: it has no value in any row"):
+        FastDataset.from_parquet(tmp_path, "x")
+    assert next(iter(FastDataset.from_parquet(tmp_path, "x", dtypes={"x": "int8"}, missing=3))).numpy().tolist() == [
+        3,
+        3,
+    ]
+    pq.write_table(pa.table({"x": ["a"], "v": [[1, 2]]}), tmp_path / "b.parquet")
+    batch = next(iter(FastDataset.from_parquet(tmp_path, "x", missing={"x": "?"})))
+    assert batch.numpy().tolist() == [b"?", b"?", b"a"]
+    with pytest.raises(ValueError, match="a.parquet, row 0: the column 'v' has no list, as in 1 more"):
+        FastDataset.from_parquet(tmp_path, ["v"])
+
+
 def test_missing_values_in_lists(tmp_path):
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"v": [[1.0, 2.0], [3.0, None], [5.0, 6.0]], "r": [["a"], [], ["b", None]]}), path)
@@ -576,7 +596,8 @@ def test_functional_models_and_feature_spaces_take_it(tables):
     outputs = keras.layers.Dense(3)(space.get_encoded_features())
     model = keras.Model(inputs, outputs)
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
-    model.fit(train, epochs=2, verbose=0)
+    # Labels of uint8, for which Keras itself has no class weights.
+    model.fit(train, epochs=2, verbose=0, class_weight={0: 2.0})
     assert model.predict(dataset_of(tables, columns, map_fn=renamed), verbose=0).shape == (N, 3)
 
 

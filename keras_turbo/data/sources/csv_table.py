@@ -25,7 +25,7 @@ from keras_turbo.data.tables.csv_rows import CsvRows, WiderColumnError, left_out
 from keras_turbo.data.tables.csv_types import CsvLook, agreed_types, look_at
 from keras_turbo.data.tables.files import find_table_files
 from keras_turbo.data.tables.missing import Missing
-from keras_turbo.data.tables.parts import check_names, parts_of
+from keras_turbo.data.tables.parts import check_known, check_names, parts_of
 from keras_turbo.data.tables.pyarrow_library import load_pyarrow
 from keras_turbo.data.tables.row_groups import numbers_without, row_groups_of
 from keras_turbo.data.tables.rows import decode_rows, raise_first_flaw
@@ -62,6 +62,7 @@ def csv_source(
     if not looks:
         raise ValueError(f"The {len(paths)} files that match {pattern!r} hold no row.")
     parts = parts_of(columns, label, sample_weight, looks[0].names, looks[0].path)
+    check_known("`dtypes`", wanted, looks[0].names, looks[0].path)
     types = agreed_types(looks, wanted, None if columns is None else parts.names)
     types = {name: types[name] for name in parts.names}
     while True:

@@ -15,7 +15,7 @@ from keras_turbo.data.sources.tabular import source_of_groups
 from keras_turbo.data.tables.columns import check_dtypes
 from keras_turbo.data.tables.files import find_table_files
 from keras_turbo.data.tables.missing import Missing
-from keras_turbo.data.tables.parts import check_names, parts_of
+from keras_turbo.data.tables.parts import check_known, check_names, parts_of
 from keras_turbo.data.tables.pyarrow_library import load_pyarrow
 from keras_turbo.data.tables.row_groups import check_agreement, columns_of, index_columns, open_files, row_groups_of
 from keras_turbo.data.tables.table import Table
@@ -54,6 +54,7 @@ def parquet_source(
         files[0].name,
         hidden=index_columns(files[0]),
     )
+    check_known("`dtypes`", wanted, files[0].schema.names, files[0].name)
     check_agreement(files, None if columns is None else parts.names, given=wanted)
     read = columns_of(files, groups, parts.names, wanted)
     fills = option.values_for(read)

@@ -162,6 +162,11 @@ def column_of(field: Any, wanted: str | None, length: int | None, path: str) -> 
     kind = plain_type(field.type if kind is None else kind)
     types = pa.types
     where = f"The column {field.name!r} of {path} is {field.type}"
+    if types.is_null(kind) and wanted is None:
+        raise ValueError(
+            f"{where}: it has no value in any row. Leave it out by `columns`, or give its type as "
+            f"dtypes={{{field.name!r}: ...}} and what shall stand in its place as `missing`."
+        )
     is_time = types.is_temporal(kind)
     if is_time and (wanted is None or (wanted != TEXT and not wanted.startswith(("int", "uint")))):
         raise ValueError(
@@ -175,7 +180,7 @@ def column_of(field: Any, wanted: str | None, length: int | None, path: str) -> 
         name = wanted or str(kind)
     elif types.is_floating(kind):
         name = wanted or keras.config.floatx()
-    elif is_time:
+    elif is_time or types.is_null(kind):
         name = str(wanted)
     elif is_text(kind):
         name = wanted or TEXT

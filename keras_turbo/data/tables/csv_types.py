@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,10 @@ _LOOK_BYTES = 1 << 20
 # A column of which so many cells are numbers is one of numbers, and the others are damage.
 _SHARE_OF_NUMBERS = 0.9
 _FEW_CELLS = 50
+
+# What is looked at to tell text from other bytes, and what columns are parted by.
+_FIRST_BYTES = 4096
+_DELIMITERS = (";", "\t", "|", ",")
 
 # What a compressed table is larger when it is not. (Text of numbers shrinks to a third or a tenth.)
 _COMPRESSION_RATIO = 10
@@ -70,6 +75,7 @@ def _look(path: str, form: CsvFormat) -> CsvLook | None:
     pa = load_pyarrow("from_csv()")
     if not os.path.getsize(path):
         return None
+    _require_text(path, form)
     try:
         with form.opened(path, block_bytes=_LOOK_BYTES, on_invalid_row=lambda row: "skip") as reader:
             batch = next(iter(reader), None)
@@ -80,6 +86,7 @@ def _look(path: str, form: CsvFormat) -> CsvLook | None:
         raise unreadable(path, form, error) from error
     except (OSError, pa.ArrowException, UnicodeError) as error:
         raise unreadable(path, form, error) from error
+    _require_delimiter(path, form, schema.names)
     types = {field.name: field.type for field in schema}
     text_bytes = {}
     for place, field in enumerate(schema):
@@ -97,6 +104,24 @@ def _look(path: str, form: CsvFormat) -> CsvLook | None:
         if compression_of(file) is not None:
             size *= _COMPRESSION_RATIO
     return CsvLook(path, schema.names, types, max(rows, rows * size / _LOOK_BYTES), text_bytes)
+
+
+def _require_text(path: str, form: CsvFormat) -> None:
+    with open(path, "rb") as file:
+        head = b"" if compression_of(file) is not None else file.read(_FIRST_BYTES)
+    # Of encodings, those of two and four bytes have zeros.
+    if b"\0" in head and not codecs.lookup(form.encoding).name.startswith(("utf-16", "utf-32")):
+        hint = " It is Parquet, which from_parquet reads." if head.startswith(b"PAR1") else ""
+        raise ExampleLoadError(f"{path}: it can't be read as CSV: its first bytes are no text.{hint}")
+
+
+def _require_delimiter(path: str, form: CsvFormat, names: Sequence[str]) -> None:
+    others = [delimiter for delimiter in _DELIMITERS if delimiter in names[0] and delimiter != form.delimiter]
+    if len(names) == 1 and others and form.column_names is None:
+        raise ValueError(
+            f"{path} has one column, {names[0]!r}, if {form.delimiter!r} is its delimiter. Give another, such as "
+            f"delimiter={others[0]!r}."
+        )
 
 
 def _numbers_of(column: Any) -> Any:
@@ -122,6 +147,8 @@ def _numbers_of(column: Any) -> Any:
 
 def unreadable(path: str, form: CsvFormat, error: Exception) -> ExampleLoadError:
     """The error that a file can't be read at all."""
+    if "straddling" in str(error):
+        return ExampleLoadError(f"{path}: a row is longer than {_LOOK_BYTES >> 20} MB, or a quote is not closed.")
     hint = " Give its encoding as `encoding`." if isinstance(error, UnicodeError) else ""
     if form.encoding.lower().replace("-", "") == "utf8" and "UTF8" in str(error):
         hint = " It is no UTF-8: give its encoding as `encoding`, such as 'latin-1'."

@@ -51,6 +51,8 @@ def decoded(chunked: Any, column: Column, fill: Any) -> tuple[Values, list[Flaw]
         The values, and what is wrong with some of the rows, whose values then say nothing.
     """
     pa = load_pyarrow("A table")
+    if column.is_list and pa.types.is_null(chunked.type):
+        chunked = chunked.cast(pa.large_list(arrow_type(column.dtype.name)))
     if not column.is_list:
         return _decoded_scalars(_one_array(chunked), column, fill)
     arrays = chunked.chunks if chunked.num_chunks else [pa.array([], chunked.type)]

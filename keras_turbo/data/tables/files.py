@@ -20,8 +20,10 @@ def find_table_files(
         kind: what an error calls such files.
 
     Raises:
-        ValueError: there are none.
+        TypeError, ValueError: it is something else; there are none.
     """
+    if not isinstance(pattern, (str, os.PathLike, Sequence)):
+        raise TypeError(f"`pattern` must be a pattern, a path or a list of them. Received: {pattern!r}.")
     if not isinstance(pattern, (str, os.PathLike)) or not os.path.isdir(pattern):
         return find_files(pattern)
     folder = pathlib.Path(os.fspath(pattern))

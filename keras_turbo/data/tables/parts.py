@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 
@@ -55,6 +55,19 @@ def check_names(columns: Any, label: Any, sample_weight: Any) -> None:
         raise ValueError("`sample_weight` was given without `label`: weights belong to targets. Give `label` too.")
 
 
+def check_known(argument: str, names: Iterable[str], available: Sequence[str], path: str) -> None:
+    """Checks that columns are there that an argument names.
+
+    Raises:
+        ValueError: one is not.
+    """
+    unknown = [name for name in dict.fromkeys(names) if name not in available]
+    if unknown:
+        raise ValueError(
+            f"{path} has no column {', '.join(map(repr, unknown))}, as {argument} has it. It has: {list(available)}."
+        )
+
+
 def parts_of(
     columns: str | Sequence[str] | None,
     label: str | None,
@@ -83,9 +96,8 @@ def parts_of(
     if names is None:
         names = [name for name in available if name not in targets and name not in hidden]
     wanted = [*names, *targets]
-    unknown = [name for name in dict.fromkeys(wanted) if name not in available]
-    if unknown:
-        raise ValueError(f"{path} has no column {', '.join(map(repr, unknown))}. It has: {list(available)}.")
+    for argument, given in (("`columns`", names), ("`label`", targets[:1]), ("`sample_weight`", targets[1:])):
+        check_known(argument, given, available, path)
     twice = sorted({name for name in wanted if available.count(name) > 1})
     if twice:
         raise ValueError(f"{path} has several columns of one name: {', '.join(map(repr, twice))}. Rename them.")

@@ -161,7 +161,7 @@ def check_agreement(files: Sequence[TableFile], names: Sequence[str] | None, *, 
             )
         for name in first.schema.names if names is None else names:
             one, other = (_comparable(each.schema.field(name).type) for each in (first, file))
-            if one != other and name not in given:
+            if one != other and None not in (one, other) and name not in given:
                 raise ValueError(
                     f"The column {name!r} is {first.schema.field(name).type} in {first.name} and "
                     f"{file.schema.field(name).type} in {file.name}. Say which it shall be: dtypes={{{name!r}: ...}}, "
@@ -170,7 +170,10 @@ def check_agreement(files: Sequence[TableFile], names: Sequence[str] | None, *, 
 
 
 def _comparable(kind: Any) -> Any:
-    """A type as it is compared: how strings are kept, and whether lists have long offsets, makes no difference."""
+    """A type as it is compared: how strings are kept, and whether lists have long offsets, makes no difference.
+
+    None is that of a column that has nothing but nulls.
+    """
     pa = load_pyarrow("from_parquet()")
     inner = value_type(kind)
     if inner is not None:
@@ -178,7 +181,7 @@ def _comparable(kind: Any) -> Any:
         return "list", size, _comparable(inner)
     kind = plain_type(kind)
     if pa.types.is_null(kind):
-        return "null"
+        return None  # without a value it has none
     text = ("string", "large_string", "string_view", "binary", "large_binary", "binary_view")
     return "text" if str(kind) in text or pa.types.is_fixed_size_binary(kind) else kind
 
@@ -214,13 +217,14 @@ def columns_of(
         ValueError: a column that can't be a tensor.
     """
     columns = []
-    first = files[0]
     for name in names:
+        with_values = [file for file in files if _comparable(file.schema.field(name).type) is not None]
+        first = with_values[0] if with_values else files[0]
         field = first.schema.field(name)
         length = None
         is_list = value_type(field.type) is not None
-        if is_list and groups:
-            length = _common_length(groups, name)
+        if is_list:
+            length = _common_length([group for group in groups if group.file in with_values], name)
         columns.append(column_of(field, dtypes.get(name), length, first.name))
     return columns
 
