@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_turbo.data.audio_files import AudioHeader, audio_header, wav_samples
+from keras_turbo.data.python_calls import call_on
 from keras_turbo.data.resampling import resample
 from keras_turbo.storage.schemes import INSTALLATION
 
@@ -109,10 +110,7 @@ def decode_audio(data: tf.Tensor, options: AudioOptions) -> tf.Tensor:
             another number of channels.
     """
     packed = _tensorflow_io_audio()
-    read = functools.partial(_read, channels=options.channels, reads_packed=packed is not None)
-    samples, branch, rate, problem = tf.numpy_function(
-        read, [data], [tf.float32, tf.int32, tf.int32, tf.string], stateful=False
-    )
+    samples, branch, rate, problem = call_on(options, _read, [data], [tf.float32, tf.int32, tf.int32, tf.string])
     # An assertion, since an error in the Python function would bring that function's traceback along.
     with tf.control_dependencies([tf.debugging.Assert(problem == b"", [problem])]):
         data, samples, rate = tf.identity(data), tf.identity(samples), tf.ensure_shape(tf.identity(rate), [])
@@ -156,7 +154,7 @@ def _of_length(samples: tf.Tensor, length: int, align: str) -> tf.Tensor:
     return tf.pad(samples, [[before, length - before - tf.shape(samples)[0]], [0, 0]])
 
 
-def _read(data: bytes | np.ndarray, *, channels: int, reads_packed: bool) -> tuple[np.ndarray, Any, Any, bytes]:
+def _read(options: AudioOptions, data: bytes | np.ndarray) -> tuple[np.ndarray, Any, Any, bytes]:
     """Reads a header, and a WAV file whole.
 
     Returns:
@@ -167,7 +165,7 @@ def _read(data: bytes | np.ndarray, *, channels: int, reads_packed: bool) -> tup
     nothing = np.zeros((0, 0), np.float32)
     try:
         header = audio_header(content)
-        _check(header, channels, reads_packed)
+        _check(header, options.channels, can_decode_packed())
         samples = wav_samples(content) if header.kind == "wav" else nothing
     except ValueError as error:
         return nothing, np.int32(_WAV), np.int32(1), str(error).encode("ascii", "backslashreplace")

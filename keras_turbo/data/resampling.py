@@ -16,6 +16,8 @@ import math
 import numpy as np
 import tensorflow as tf
 
+from keras_turbo.data.python_calls import call_on
+
 # Zeros of the sinc on each side. Kaiser's formulas give the rest: the window's parameter for that attenuation, and for
 # it and this length the width of the transition, as a share of the Nyquist frequency. The cutoff lies in its middle.
 _NUM_ZEROS = 32
@@ -39,8 +41,8 @@ def resample(samples: tf.Tensor, rate: tf.Tensor, new_rate: int) -> tf.Tensor:
     Returns:
         float32, shape `(ceil(samples * new_rate / rate), channels)`. What is before and behind the samples counts as 0.
     """
-    weights, offsets, ratio = tf.numpy_function(
-        functools.partial(_weights_for, new_rate=new_rate), [rate], [tf.float32, tf.int32, tf.int32], stateful=False
+    weights, offsets, ratio = call_on(
+        _weights, lambda weights, rate: weights(int(rate), new_rate), [rate], [tf.float32, tf.int32, tf.int32]
     )
     weights = tf.ensure_shape(weights, [None, None, None])
     up, down = ratio[0], ratio[1]
@@ -56,10 +58,6 @@ def resample(samples: tf.Tensor, rate: tf.Tensor, new_rate: int) -> tf.Tensor:
     resampled = tf.einsum("gfsc,gsn->fgnc", around, weights)
     resampled = tf.reshape(resampled, [num_frames, -1, shape[1]])[:, :up]
     return tf.reshape(resampled, [-1, shape[1]])[:number]
-
-
-def _weights_for(rate: np.ndarray, new_rate: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    return _weights(int(rate), new_rate)
 
 
 @functools.lru_cache(maxsize=4)

@@ -278,6 +278,18 @@ def test_a_damaged_compressed_file_is_unpacked_up_to_there_and_told_of(tmp_path,
     assert reader.read(np.arange(whole))[0].numpy().tolist() == records[:whole]
 
 
+def test_what_a_killed_process_left_is_swept(tmp_path):
+    path = write_records(tmp_path / "a.gz", [b"a"], "GZIP")
+    (copy,) = local_copies([str(path)], ["GZIP"], tmp_path / CACHE)
+    old, new = (Path(copy).parent / f".unpacking-{name}" for name in ("old", "new"))
+    for leftover in (old, new):
+        leftover.write_bytes(b"x")
+    os.utime(old, (1, 1))
+    Path(copy).unlink()
+    local_copies([str(path)], ["GZIP"], tmp_path / CACHE)
+    assert [file.name for file in sorted(Path(copy).parent.iterdir())] == [new.name, Path(copy).name]
+
+
 def test_a_folder_that_cannot_take_the_copy_is_named(tmp_path):
     path = write_records(tmp_path / "a.gz", [b"a"], "ZLIB")
     (tmp_path / "cache").write_bytes(b"")

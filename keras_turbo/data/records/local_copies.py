@@ -14,6 +14,7 @@ import hashlib
 import os
 import pathlib
 import tempfile
+import time
 import warnings
 import zlib
 from collections.abc import Sequence
@@ -34,6 +35,10 @@ COMPRESSIONS = (None, "", "GZIP", "ZLIB")
 DAMAGE_MARK = b"\xff" * HEADER_BYTES
 
 _CHUNK_BYTES = 1 << 20
+
+# How the names of copies begin that are not whole, and how long one can have been written to last.
+_UNFINISHED = ".unpacking-"
+_ABANDONED_AFTER_SECONDS = 3600.0
 
 # What zlib is told about the header to expect: a gzip one (16 on top of the window's 15 bits), or its own.
 _WINDOW_BITS = {"GZIP": 31, "ZLIB": 15}
@@ -135,9 +140,10 @@ def _digest(text: str) -> str:
 def _copy(missing: _Missing) -> None:
     path, compression, size, place = missing
     temporary = None
+    _sweep(place.parent)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=place.parent, prefix=".unpacking-")
+        handle, temporary = tempfile.mkstemp(dir=place.parent, prefix=_UNFINISHED)
         with os.fdopen(handle, "w+b") as copy, storage.opened(path) as original:
             if not compression:
                 _copy_whole(original, copy, size)
@@ -151,10 +157,12 @@ def _copy(missing: _Missing) -> None:
         for outdated in place.parent.glob("*.tfrecord"):
             if outdated != place:
                 outdated.unlink(missing_ok=True)
-    except OSError as error:
+    except BaseException as error:
         if temporary is not None:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
+        if not isinstance(error, OSError):
+            raise
         why, remedy = "is copied", ""
         if compression:
             why, remedy = "is compressed and is unpacked", ", or store the records uncompressed"
@@ -163,6 +171,14 @@ def _copy(missing: _Missing) -> None:
             f"{path!r} {why} into {str(place.parent)!r} before it is read by position, which failed ({error}). If the "
             f"disk is full, give a folder with more room as `cache_dir`{remedy}",
         ) from error
+
+
+def _sweep(folder: pathlib.Path) -> None:
+    """Removes what processes have left that were killed while they copied."""
+    for leftover in folder.glob(f"{_UNFINISHED}*"):
+        with contextlib.suppress(OSError):
+            if time.time() - leftover.stat().st_mtime > _ABANDONED_AFTER_SECONDS:
+                leftover.unlink()
 
 
 def _copy_whole(original: storage.Readable, copy: BinaryIO, size: int) -> None:
