@@ -89,7 +89,7 @@ class FileDatasets(ResumableDataset):
             subset: "training", "validation", or "both" for the pair (training, validation), of which the second is
                 never shuffled or augmented.
             **options: as those of `FastDataset`: `batch_size`, `shuffle`, `seed`, `map_fn`, `augment_fn`, `cache`,
-                `cache_dir`, `drop_remainder`, `workers`, `on_error`, `reshuffle_each_epoch`.
+                `cache_dir`, `drop_remainder`, `workers`, `on_error`, `reshuffle_each_epoch`, `service`.
 
         Returns:
             A dataset of `(images, labels)`, images uint8 of shape `(batch, height, width, channels)`; a pair of

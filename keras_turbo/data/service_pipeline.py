@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import threading
 import weakref
 from typing import Any, ClassVar
@@ -128,16 +129,29 @@ class ServicePipeline(Pipeline):
     def _batches_per_epoch(self) -> int:
         return self.num_batches(self.order.num_examples)
 
+    @functools.cached_property
+    def _example(self) -> Any:
+        """`loaded_example` as a function that is traced once, and where the dataset is built.
+
+        Jobs begin in threads of TensorFlow, in which neither AutoGraph nor Keras' settings are those of the user.
+        """
+        number = tf.TensorSpec([], tf.int64)
+
+        def example(position: tf.Tensor, epoch: tf.Tensor) -> Any:
+            return as_tensors(self.loaded_example(position, epoch))
+
+        traced: Any = tf.function(example)
+        return traced.get_concrete_function(number, number)
+
     def _batches_from(self, first: int) -> tf.data.Dataset:
-        size = self.batch_size or 1
         with tf.device("CPU:0"):
             is_bare = self.source.in_memory and self.map_fn is None and self.augment_fn is None
             batches = remote_batches(
                 tf.data.Dataset.range(first, _NO_END),
                 self.order,
-                lambda position, epoch: as_tensors(self.loaded_example(position, epoch)),
+                self._example,
                 self.source.gather if is_bare else None,
-                batch_size=size,
+                batch_size=self.batch_size or 1,
                 batches_per_epoch=max(1, self._batches_per_epoch),
                 is_full=self.drop_remainder,
                 parallel_calls=self.parallel_calls,

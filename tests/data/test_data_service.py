@@ -39,6 +39,13 @@ def with_noise(x, y, seed):
     return x + tf.random.stateless_uniform([3], seed), y
 
 
+def doubled_until_large(x, y):
+    # AutoGraph makes a loop of TensorFlow of it.
+    while tf.reduce_sum(x) < 1000:
+        x = 2 * x + 1
+    return x, y
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("", 0))
@@ -112,8 +119,9 @@ class TestBatches:
             {"shuffle": True, "augment_fn": with_noise},
             {"shuffle": True, "map_fn": lambda x: x * 2, "drop_remainder": True},
             {"shuffle": True, "reshuffle_each_epoch": False, "workers": 3},
+            {"shuffle": True, "map_fn": doubled_until_large, "augment_fn": with_noise},
         ],
-        ids=["in order", "shuffled and augmented", "mapped, full batches", "one order"],
+        ids=["in order", "shuffled and augmented", "mapped, full batches", "one order", "AutoGraph"],
     )
     def test_are_those_of_this_process_epoch_by_epoch(self, service, options):
         here = FastDataset(ROWS, LABELS, batch_size=8, seed=3, **options)
