@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import queue
 import threading
+import time
 import weakref
 from typing import Any
 
@@ -18,16 +19,23 @@ import tensorflow as tf
 # The one way to end a call that waits inside of TensorFlow (2.17 to 2.21); there is no public one.
 from tensorflow.python.eager import cancellation  # pyright: ignore[reportMissingImports]
 
+from keras_turbo.data.python_calls import process_is_ending
 from keras_turbo.data.service.address import ServiceAddress
 
 # Elements that are ready ahead of who reads; the client of TensorFlow has some more from each worker.
 _READ_AHEAD = 2
 # A thread that is told to end does so within milliseconds; one that is in the middle of a call is not waited for.
 _END_SECONDS = 5.0
+# Who waits looks up so often.
+_LOOK_SECONDS = 0.2
 
 
 class NothingArrivedError(TimeoutError):
     """No element came within the time given."""
+
+
+class JobClosedError(RuntimeError):
+    """Nobody is to read the job any more."""
 
 
 class ServiceJob:
@@ -62,12 +70,21 @@ class ServiceJob:
 
         Raises:
             NothingArrivedError: none came.
+            JobClosedError: it was closed meanwhile, or the process is ending.
             tf.errors.OpError: what the dispatcher or a worker raised.
         """
-        try:
-            result = self._results.get(timeout=seconds)
-        except queue.Empty:
-            raise NothingArrivedError(f"Nothing came in {seconds:g} s.") from None
+        deadline = time.monotonic() + seconds
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                result = self._results.get(timeout=min(_LOOK_SECONDS, max(0.0, left)))
+                break
+            except queue.Empty:
+                if left <= 0:
+                    raise NothingArrivedError(f"Nothing came in {seconds:g} s.") from None
+            # At the interpreter's end no call of Python may be left that waits.
+            if self._is_closed.is_set() or process_is_ending():
+                raise JobClosedError("The job was closed.")
         if isinstance(result, Exception):
             raise result
         return result
