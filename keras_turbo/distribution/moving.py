@@ -1,0 +1,82 @@
+"""A built model, brought under a strategy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from keras_turbo.distribution.same_on_all_workers import state_without_metrics
+
+_BUILD_IT_THERE = "Build and compile it inside `with keras_turbo.distribute():` in place of moving it."
+
+
+def require_movable(model: keras.Model) -> None:
+    """Refuses what can't be moved, before anything is done.
+
+    Raises:
+        ValueError: it is not built.
+    """
+    if not model.built:
+        raise ValueError(
+            f"The model {model.name!r} is not built, so that it has no weights that could be kept. {_BUILD_IT_THERE}"
+        )
+
+
+def copy_of(model: keras.Model) -> keras.Model:
+    """The same model anew, with its weights, its optimizer's state, its seeds and what it was compiled with.
+
+    To be called in the scope of a strategy, whose variables the copy then has.
+
+    Args:
+        model: a built one.
+
+    Raises:
+        ValueError: it can't be made from its config; with the reason.
+    """
+    copy = _made_again(model)
+    _copy_values(model, state_without_metrics(model), state_without_metrics(copy), "variables")
+    source: Any = model
+    if getattr(source, "optimizer", None) is None and not getattr(source, "compiled", False):
+        return copy
+    try:
+        # In this process the code is the user's own, lambdas included.
+        settings: Any = keras.saving.deserialize_keras_object(source.get_compile_config(), safe_mode=False)
+        copy.compile(**settings)
+    except Exception as error:  # whatever a user's loss, metric or optimizer raises
+        raise ValueError(
+            f"What {model.name!r} was compiled with can't be made again from its config: {error} {_BUILD_IT_THERE}"
+        ) from error
+    target: Any = copy
+    if source.optimizer is not None and source.optimizer.built:
+        target.optimizer.build(target.trainable_variables)
+        _copy_values(model, source.optimizer.variables, target.optimizer.variables, "optimizer's variables")
+    return copy
+
+
+def _made_again(model: keras.Model) -> keras.Model:
+    try:
+        config = keras.saving.serialize_keras_object(model)
+        # Compiled by copy_of, with an error of its own.
+        config.pop("compile_config", None)
+        copy: Any = keras.saving.deserialize_keras_object(config, safe_mode=False)
+    except Exception as error:  # whatever a user's layer raises
+        raise ValueError(
+            f"The model {model.name!r} can't be made again from its config: {error} {_BUILD_IT_THERE}"
+        ) from error
+    if not isinstance(copy, keras.Model) or not copy.built:
+        raise ValueError(
+            f"The model {model.name!r}, made again from its config, is not built: a model of a class of its own needs "
+            f"get_config() and build_from_config(). {_BUILD_IT_THERE}"
+        )
+    return copy
+
+
+def _copy_values(model: keras.Model, sources: list[Any], targets: list[Any], what: str) -> None:
+    if [tuple(one.shape) for one in sources] != [tuple(one.shape) for one in targets]:
+        raise ValueError(
+            f"The model {model.name!r}, made again from its config, has other {what}: {len(targets)} where there were "
+            f"{len(sources)}, or of other shapes. {_BUILD_IT_THERE}"
+        )
+    for source, target in zip(sources, targets, strict=True):
+        target.assign(keras.ops.convert_to_numpy(source))
