@@ -37,10 +37,18 @@ class ClusterError(ValueError):
     """
 
     def __init__(self, variable: str, fact: str, remedy: str) -> None:
-        super().__init__(f"{fact} {remedy}" if fact.startswith(variable) else f"{variable}: {fact} {remedy}")
+        super().__init__(variable, fact, remedy)
         self.variable = variable
         self.fact = fact
         self.remedy = remedy
+
+    @property
+    def text(self) -> str:
+        """What is wrong, with the variable's name."""
+        return self.fact if self.fact.startswith(self.variable) else f"{self.variable}: {self.fact}"
+
+    def __str__(self) -> str:
+        return f"{self.text} {self.remedy}"
 
 
 @dataclasses.dataclass(frozen=True)
