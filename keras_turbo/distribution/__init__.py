@@ -1,0 +1,1 @@
+"""Training on several devices and several machines with a stock `fit`."""
