@@ -198,7 +198,9 @@ def resolve_hosts(
     return Resolved(tuple(unknown), tuple(silent))
 
 
-UNKNOWN_HOSTS_REMEDY = "See the spelling, /etc/hosts and the name server; in Kubernetes use the headless service's names."
+UNKNOWN_HOSTS_REMEDY = (
+    "See the spelling, /etc/hosts and the name server; in Kubernetes use the headless service's names."
+)
 
 
 def unknown_hosts_fact(hosts: tuple[str, ...]) -> str:

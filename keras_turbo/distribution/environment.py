@@ -58,7 +58,7 @@ def _refuse_unsupported(cluster: Cluster) -> None:
             VARIABLE,
             "the cluster has parameter servers (tasks of type 'ps'), which Keras 3 can't train with.",
             "Start all machines as tasks of type 'worker': they train together and keep equal weights "
-            '(MultiWorkerMirroredStrategy). For slow networks, see docs/distribute.md.',
+            "(MultiWorkerMirroredStrategy). For slow networks, see docs/distribute.md.",
         )
     if cluster.task_type == "evaluator":
         raise ClusterError(

@@ -92,9 +92,7 @@ def read_step(environ: Mapping[str, str]) -> Step | None:
     """
     if "SLURM_JOB_ID" not in environ:
         return None
-    numbers = {
-        name: whole_number(environ, name, least=least, remedy=_SET_BY_SLURM) for name, least in _NUMBERS.items()
-    }
+    numbers = {name: whole_number(environ, name, least=least, remedy=_SET_BY_SLURM) for name, least in _NUMBERS.items()}
     return Step(
         job=environ["SLURM_JOB_ID"],
         # In a step, the step's own number comes first: it may have fewer tasks than the job.

@@ -141,7 +141,9 @@ def _of_workers(cluster: Cluster, communication: Communication) -> tf.distribute
     check_cluster(cluster)
     meet(cluster, _facts(gpus, communication), communication.timeout_seconds or START_SECONDS)
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-        tf.train.ClusterSpec({kind: list(addresses) for kind, addresses in cluster.tasks.items() if kind != "evaluator"}),
+        tf.train.ClusterSpec(
+            {kind: list(addresses) for kind, addresses in cluster.tasks.items() if kind != "evaluator"}
+        ),
         task_type=cluster.task_type,
         task_id=cluster.task_index,
         num_accelerators={"GPU": gpus},

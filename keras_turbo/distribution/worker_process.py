@@ -40,11 +40,15 @@ class PrefixedLines:
 
     def add(self, piece: bytes) -> None:
         """Takes the next piece."""
-        *lines, self._rest = (self._rest + piece).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+        text = self._rest + piece
+        # What may be the first half of the line end of Windows waits for the second.
+        waiting = text[len(text.removesuffix(b"\r")) :]
+        text = text.removesuffix(b"\r")
+        *lines, rest = text.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+        self._rest = rest + waiting
         if len(self._rest) > _LONGEST_LINE:
             lines.append(self._rest)
             self._rest = b""
-        # Nothing, where a progress bar goes back to a line's beginning before it writes it.
         shown = b"".join(self._prefix + line + b"\n" for line in lines)
         if shown:
             self._show(shown)
