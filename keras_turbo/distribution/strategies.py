@@ -1,0 +1,76 @@
+"""TensorFlow's strategies, told apart from stock ones, with datasets split our way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from keras_turbo.distribution.distributed_data import distribute_dataset
+
+
+class _SplitsData:
+    """What both strategies have beyond TensorFlow's."""
+
+    # "float16" or "bfloat16" where gradients are to be summed in half precision; read in `gradients`.
+    gradient_compression: str | None = None
+
+    def experimental_distribute_dataset(
+        self, dataset: tf.data.Dataset, options: tf.distribute.InputOptions | None = None
+    ) -> Any:
+        """Splits each batch of a dataset, which is a global batch, between all replicas.
+
+        Args:
+            dataset: of global batches.
+            options: of TensorFlow.
+
+        Returns:
+            A distributed dataset.
+        """
+        distribute: Any = super().experimental_distribute_dataset  # type: ignore[misc]
+        return distribute_dataset(self, dataset, options, distribute)  # type: ignore[arg-type]
+
+
+class MirroredStrategy(_SplitsData, tf.distribute.MirroredStrategy):
+    """Several devices of this machine. See `mirrored`."""
+
+
+class MultiWorkerMirroredStrategy(_SplitsData, tf.distribute.MultiWorkerMirroredStrategy):
+    """The devices of several workers. See `multi_worker`."""
+
+
+def mirrored(
+    devices: list[str] | None = None, *, cross_device_ops: tf.distribute.CrossDeviceOps | None = None
+) -> MirroredStrategy:
+    """Makes the strategy for several devices of this machine.
+
+    Args:
+        devices: names such as "GPU:0"; None for all GPUs, or the CPU where there is none.
+        cross_device_ops: how values are summed over devices; None for TensorFlow's choice.
+
+    Returns:
+        A `tf.distribute.MirroredStrategy`. Models made under it and `keras_overrides.install` train right.
+    """
+    return MirroredStrategy(devices, cross_device_ops=cross_device_ops)
+
+
+def multi_worker(
+    cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
+    *,
+    communication_options: tf.distribute.experimental.CommunicationOptions | None = None,
+) -> MultiWorkerMirroredStrategy:
+    """Makes the strategy for several workers, and waits until all of them are there.
+
+    Args:
+        cluster_resolver: who the workers are, and which one this is; None to read TF_CONFIG.
+        communication_options: how values are summed over workers; None for TensorFlow's choice.
+
+    Returns:
+        A `tf.distribute.MultiWorkerMirroredStrategy`. Models made under it and `keras_overrides.install` train right.
+    """
+    return MultiWorkerMirroredStrategy(cluster_resolver, communication_options=communication_options)
+
+
+def is_ours(strategy: tf.distribute.Strategy) -> bool:
+    """Whether a strategy was made here."""
+    return isinstance(strategy, _SplitsData)
