@@ -19,6 +19,9 @@ from keras_turbo.distribution.strategies import is_ours
 from keras_turbo.distribution.strategy_choice import Name, adapted, make_strategy, require_known, resolved_name
 from keras_turbo.distribution.workers import worker_of
 
+# As long as what a chief may do alone while the others wait; PyTorch has the same limit.
+TIMEOUT_SECONDS = 600.0
+
 # TensorFlow starts a server for its workers, once in a process, so that a later distribute() goes on with the strategy
 # of the first.
 _of_workers: list[tf.distribute.Strategy] = []
@@ -81,7 +84,7 @@ class Distribution(contextlib.AbstractContextManager["tf.distribute.Strategy"]):
 
     def _first_of_workers(self) -> tf.distribute.Strategy:
         first = communication_of(_of_workers[0])
-        if self._communication not in (first, Communication()):
+        if self._communication not in (first, Communication(timeout_seconds=TIMEOUT_SECONDS)):
             raise ValueError(
                 "TensorFlow connects workers once in a process, so that all models of it communicate alike. Received: "
                 f"{self._communication}; the first distribute() had {first}. Give it all settings."
@@ -111,7 +114,7 @@ def distribute(
     *,
     communication: Implementation = "auto",
     bytes_per_pack: int = 0,
-    timeout_seconds: float | None = None,
+    timeout_seconds: float | None = TIMEOUT_SECONDS,
     gradient_compression: Compression | None = None,
 ) -> keras.Model: ...
 
@@ -122,7 +125,7 @@ def distribute(
     *,
     communication: Implementation = "auto",
     bytes_per_pack: int = 0,
-    timeout_seconds: float | None = None,
+    timeout_seconds: float | None = TIMEOUT_SECONDS,
     gradient_compression: Compression | None = None,
 ) -> Distribution: ...
 
@@ -132,7 +135,7 @@ def distribute(
     *,
     communication: Implementation = "auto",
     bytes_per_pack: int = 0,
-    timeout_seconds: float | None = None,
+    timeout_seconds: float | None = TIMEOUT_SECONDS,
     gradient_compression: Compression | None = None,
 ) -> Distribution | keras.Model:
     """Trains a model on all devices that there are: several GPUs, several machines, or just the one.
@@ -168,9 +171,10 @@ def distribute(
             under the strategy whose context it is in, or under that of "auto".
         communication: "auto" (default), "ring" or "nccl".
         bytes_per_pack: gradients are sent in packs of about so many bytes. Default 0: all in one.
-        timeout_seconds: how long a worker waits for the others, at the start and in each exchange. Where one has died
-            or hangs, the others then fail in place of waiting for ever. Default None: 600 at the start, and then as
-            long as the others' processes are alive.
+        timeout_seconds: how long a worker waits for the others: at the start, and whenever they exchange something.
+            Default 600. Whoever has died or was stopped is missed after 10 seconds; but whoever hangs in Python (in
+            its data, on a disk) is alive, and is waited for so long. It has to be longer than what the chief does
+            alone, such as to write a file. None: no limit.
         gradient_compression: "float16" or "bfloat16": gradients are sent in half the bytes, rounded. Default None.
 
     Returns:

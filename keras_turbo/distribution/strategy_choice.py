@@ -29,8 +29,8 @@ _PARAMETER_SERVERS = (
     'weights ("multi_worker"), the GPUs of one machine ("mirrored"), "one_device" and "tpu"; "auto" picks.'
 )
 
-# A worker that waits for the others at the start; seconds.
-START_SECONDS = 600.0
+# "No limit" for a socket that waits for the others at the start.
+_FOR_EVER_SECONDS = 30 * 86_400.0
 
 
 def require_known(strategy: Any) -> None:
@@ -139,7 +139,7 @@ def _of_workers(cluster: Cluster, communication: Communication) -> tf.distribute
     gpus = _gpu_number()
     communication.require_devices(["GPU" if gpus else "CPU"])
     check_cluster(cluster)
-    meet(cluster, _facts(gpus, communication), communication.timeout_seconds or START_SECONDS)
+    meet(cluster, _facts(gpus, communication), communication.timeout_seconds or _FOR_EVER_SECONDS)
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(
             {kind: list(addresses) for kind, addresses in cluster.tasks.items() if kind != "evaluator"}
