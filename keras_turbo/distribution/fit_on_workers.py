@@ -15,6 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_turbo.distribution.lost_workers import explained_loss
 from keras_turbo.distribution.same_on_all_workers import SameOnAllWorkers
 from keras_turbo.distribution.workers import worker_of
 
@@ -57,12 +58,14 @@ def _heeding_workers(original: Callable[..., Any], *, trains: bool) -> Callable[
         own = [SameOnAllWorkers(strategy, index == 0)] if trains else []
         if index:
             bound.arguments["verbose"] = 0
-        if isinstance(given, keras.callbacks.CallbackList):
+        if not isinstance(given, keras.callbacks.CallbackList):
+            bound.arguments["callbacks"] = [*_for_worker(_flat(given), index), *own]
+            others: Any = contextlib.nullcontext()
+        else:
             # That of the fit that evaluates, which has been seen to already; or one that the user has made.
-            with _other_callbacks(given, own, index) if trains else contextlib.nullcontext():
-                return original(*bound.args, **bound.kwargs)
-        bound.arguments["callbacks"] = [*_for_worker(_flat(given), index), *own]
-        return original(*bound.args, **bound.kwargs)
+            others = _other_callbacks(given, own, index) if trains else contextlib.nullcontext()
+        with others, explained_loss(strategy):
+            return original(*bound.args, **bound.kwargs)
 
     method._heeds_workers = True  # type: ignore[attr-defined]
     return method

@@ -9,10 +9,14 @@ import selectors
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 # A line that is longer is shown in parts: what has no line ends (binary data) must not fill the memory.
 _LONGEST_LINE = 65536
+
+# Between two looks at a progress bar.
+_OVERWRITTEN_SECONDS = 10.0
 
 _PR_SET_PDEATHSIG = 1
 
@@ -25,33 +29,39 @@ Show = Callable[[bytes], None]
 class PrefixedLines:
     """Puts a prefix before each line of a stream that comes in pieces.
 
-    A progress bar that goes back to the line's beginning ends a line, too: bars of several workers would overwrite one
-    another.
+    A progress bar goes back to the line's beginning and writes it anew. Of several workers these would overwrite one
+    another, and in a file they are thousands of lines; so of lines that are overwritten one is shown now and then.
 
     Args:
         prefix: before each line.
         show: takes whole lines, so that those of several workers don't mix.
+        clock: in seconds.
     """
 
-    def __init__(self, prefix: bytes, show: Show) -> None:
+    def __init__(self, prefix: bytes, show: Show, clock: Callable[[], float] = time.monotonic) -> None:
         self._prefix = prefix
         self._show = show
+        self._clock = clock
         self._rest = b""
+        self._next_overwritten = clock() + _OVERWRITTEN_SECONDS
 
     def add(self, piece: bytes) -> None:
         """Takes the next piece."""
-        text = self._rest + piece
-        # What may be the first half of the line end of Windows waits for the second.
-        waiting = text[len(text.removesuffix(b"\r")) :]
-        text = text.removesuffix(b"\r")
-        *lines, rest = text.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
-        self._rest = rest + waiting
-        if len(self._rest) > _LONGEST_LINE:
+        *lines, self._rest = (self._rest + piece).replace(b"\r\n", b"\n").split(b"\n")
+        lines = [line.rpartition(b"\r")[2] for line in lines]
+        # What stands behind the last return may be half a line; a return at the very end, half a line end.
+        overwritten, found, rest = self._rest.removesuffix(b"\r").rpartition(b"\r")
+        if found:
+            self._rest = self._rest[len(overwritten) + 1 :]
+            shown = overwritten.rpartition(b"\r")[2]
+            if shown and self._clock() >= self._next_overwritten:
+                self._next_overwritten = self._clock() + _OVERWRITTEN_SECONDS
+                lines.append(shown)
+        elif len(rest) > _LONGEST_LINE:
             lines.append(self._rest)
             self._rest = b""
-        shown = b"".join(self._prefix + line + b"\n" for line in lines)
-        if shown:
-            self._show(shown)
+        if lines:
+            self._show(b"".join(self._prefix + line + b"\n" for line in lines))
 
     def end(self) -> None:
         """Shows what stands behind the last line end."""

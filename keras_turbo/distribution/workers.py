@@ -19,3 +19,19 @@ def worker_of(strategy: Any) -> tuple[int, int]:
     number = sum(len(tasks.get(kind, ())) for kind in ("chief", "worker"))
     index = int(resolver.task_id or 0)
     return (index + len(tasks.get("chief", ())) if resolver.task_type == "worker" else 0), max(1, number)
+
+
+def is_chief(strategy: Any) -> bool:
+    """Whether this process is the one that writes files and prints: worker 0, or the only one.
+
+    Example:
+
+    ```python
+    if keras_turbo.distribution.is_chief(strategy):
+        model.save("model.keras")
+    ```
+
+    Args:
+        strategy: what `with distribute() as strategy` gives.
+    """
+    return worker_of(strategy)[0] == 0

@@ -126,11 +126,27 @@ def test_each_worker_knows_its_place(run):
 def test_lines_that_come_in_pieces_and_bytes_that_are_no_text():
     shown = []
     lines = PrefixedLines(b"> ", shown.append)
-    for piece in (b"one ", b"line\nand", b"", b" half\r", b"\nbar 1\rbar 2\r", b"\xff\n", b"rest"):
+    for piece in (b"one ", b"line\nand", b"", b" half\r", b"\n\n", b"\xff\n", b"rest"):
         lines.add(piece)
     lines.end()
     lines.end()
-    assert b"".join(shown) == b"> one line\n> and half\n> bar 1\n> bar 2\n> \xff\n> rest\n"
+    assert b"".join(shown) == b"> one line\n> and half\n> \n> \xff\n> rest\n"
+
+
+def test_of_a_progress_bar_some_states_are_shown():
+    shown, now = [], 0.0
+    lines = PrefixedLines(b"> ", shown.append, lambda: now)
+    for percent in range(100):
+        now += 0.25
+        # Some write the return before the line, and some behind it.
+        lines.add(b"\r%d %%" % percent)
+    assert shown == [b"> 38 %\n", b"> 78 %\n"]
+    lines.add(b"\rdone\n")
+    assert shown[2:] == [b"> done\n"]
+    for percent in range(3):
+        lines.add(b"%d %%\r" % percent)
+    lines.end()
+    assert shown[3:] == [b"> 2 %\n"]
 
 
 def test_a_line_without_an_end_is_shown_in_parts():
