@@ -23,14 +23,17 @@ import psutil
 import tensorflow as tf
 
 import keras_turbo
+from keras_turbo.distribution import keras_overrides, strategies
+from keras_turbo.distribution.communication import Communication, set_communication
+from keras_turbo.distribution.gradient_compression import COMPRESSIONS, Compression
 
 ACCUMULATED = 4
 # Of all contenders, so that losses can be compared.
 LEARNING_RATE, MOMENTUM = 0.01, 0.9
 
 
-class Measured(dict):
-    """Milliseconds and bytes of a step, by epoch, and losses."""
+# Milliseconds and bytes of a step, by epoch, and losses.
+Measured = dict[str, list[float]]
 
 
 def arrays(settings: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
@@ -142,12 +145,13 @@ def loop_by_hand(settings: Mapping[str, Any], strategy: tf.distribute.Strategy) 
 
 
 def turbo_contender(
-    settings: Mapping[str, Any], compression: str | None = None, **optimizer_options: Any
+    settings: Mapping[str, Any],
+    strategy: tf.distribute.Strategy,
+    compression: Compression | None = None,
+    **optimizer_options: Any,
 ) -> Callable[[], Measured]:
-    """A stock `fit` under `distribute()`, on a FastDataset."""
-    from keras_turbo.distribution.communication import Communication, set_communication
-
-    with keras_turbo.distribute() as strategy:
+    """A stock `fit` under a strategy of keras_turbo, on a FastDataset."""
+    with keras_overrides.install(strategy), strategy.scope():
         data = keras_turbo.FastDataset(*arrays(settings), batch_size=settings["batch"])
         fit = fit_contender(settings, data, **optimizer_options)
     communication = Communication(gradient_compression=compression)
@@ -160,29 +164,29 @@ def turbo_contender(
     return run
 
 
-def made(name: str, settings: Mapping[str, Any]) -> Callable[[], Measured]:
+def made(name: str, settings: Mapping[str, Any], strategy: tf.distribute.Strategy | None) -> Callable[[], Measured]:
     """A contender by its name in the tables."""
-    if name == "stock":
+    if strategy is None:
         return fit_contender(settings, keras_turbo.FastDataset(*arrays(settings), batch_size=settings["batch"]))
     if name.startswith("by hand"):
-        with keras_turbo.distribute() as strategy:
-            pass
         return loop_by_hand(settings, strategy)
     if "accumulated" in name:
-        return turbo_contender(settings, gradient_accumulation_steps=ACCUMULATED)
-    return turbo_contender(settings, next((one for one in ("bfloat16", "float16") if one in name), None))
+        return turbo_contender(settings, strategy, gradient_accumulation_steps=ACCUMULATED)
+    return turbo_contender(settings, strategy, next((one for one in COMPRESSIONS if name.endswith(one)), None))
 
 
 def main() -> None:
     settings = json.loads(sys.argv[1])
     _measure.hide_gpus()
-    workers = len(json.loads(os.environ.get("TF_CONFIG", "{}")).get("cluster", {}).get("worker", [0]))
+    cluster = json.loads(os.environ.get("TF_CONFIG", "null"))
+    workers = len(cluster["cluster"]["worker"]) if cluster else 1
     # Workers on several machines would not take one another's cores.
     cores = max(1, len(os.sched_getaffinity(0)) // workers)
     tf.config.threading.set_intra_op_parallelism_threads(cores)
-    contenders = {name: made(name, settings) for name in settings["contenders"]}
+    strategy = strategies.multi_worker() if cluster else None
+    contenders = {name: made(name, settings, strategy) for name in settings["contenders"]}
     measured = _measure.in_turn(contenders, settings["rounds"])
-    if json.loads(os.environ.get("TF_CONFIG", '{"task": {"index": 0}}'))["task"]["index"] == 0:
+    if not cluster or cluster["task"]["index"] == 0:
         Path(sys.argv[2]).write_text(json.dumps(measured), encoding="utf-8")
 
 

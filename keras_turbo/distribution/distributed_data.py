@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import warnings
 from collections.abc import Callable, Iterator
@@ -37,7 +38,7 @@ def distribute_dataset(
     strategy: tf.distribute.Strategy,
     dataset: Any,
     options: tf.distribute.InputOptions | None,
-    super_method: Callable[..., Any],
+    distribute: Callable[..., Any],
 ) -> Any:
     """As `strategy.experimental_distribute_dataset`, so that several workers train on the batches of one device.
 
@@ -51,27 +52,60 @@ def distribute_dataset(
         strategy: whose devices get the data.
         dataset: elements are global batches.
         options: as TensorFlow's method takes them.
-        super_method: that method.
+        distribute: that method.
 
     Raises:
         ValueError: the workers have different data or different seeds.
     """
+    if not isinstance(dataset, tf.data.Dataset) or not tf.executing_eagerly():
+        return distribute(dataset, options)
+    if num_workers(strategy) == 1:
+        distributed = distribute(dataset, options)
+    else:
+        distributed = _distributed_over_workers(strategy, dataset, options, distribute)
+    distributed.keras_turbo_epochs = _numbered_in(dataset)
+    return distributed
+
+
+@contextlib.contextmanager
+def positions_kept(distributed: Any) -> Iterator[None]:
+    """Lets what is read within be read again: no epoch of a FastDataset counts that begins here.
+
+    Args:
+        distributed: what `distribute_dataset` gave.
+    """
+    numbered = getattr(distributed, "keras_turbo_epochs", [])
+    positions = [one.position for one in numbered]
+    yield
+    for one, position in zip(numbered, positions, strict=True):
+        one.resume_at(*position)
+
+
+def _distributed_over_workers(
+    strategy: tf.distribute.Strategy,
+    dataset: tf.data.Dataset,
+    options: tf.distribute.InputOptions | None,
+    distribute: Callable[..., Any],
+) -> Any:
     workers = num_workers(strategy)
-    if not isinstance(dataset, tf.data.Dataset) or workers == 1 or not tf.executing_eagerly():
-        return super_method(dataset, options)
     per_replica = tf.distribute.InputReplicationMode.PER_REPLICA
     if options is not None and options.experimental_replication_mode == per_replica:
-        return super_method(dataset, options)  # which refuses it
-    if isinstance(dataset, DividesBatches):
-        _agree_on(strategy, [dataset.source_of_epochs], may_adopt=True)
-        _tell_of_batch_size(strategy, dataset)
-        replicas = strategy.num_replicas_in_sync // workers
+        return distribute(dataset, options)  # which refuses it
+    if not isinstance(dataset, DividesBatches):
+        return distribute(_divided_by_tensorflow(strategy, dataset, workers), options)
+    _agree_on(strategy, [dataset.source_of_epochs], may_adopt=True)
+    _tell_of_batch_size(strategy, dataset)
+    replicas = strategy.num_replicas_in_sync // workers
 
-        def part(context: tf.distribute.InputContext) -> tf.data.Dataset:
-            return dataset.part_of_batches(context.num_input_pipelines, context.input_pipeline_id, replicas)
+    def part(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        return dataset.part_of_batches(context.num_input_pipelines, context.input_pipeline_id, replicas)
 
-        return strategy.distribute_datasets_from_function(part, options)
-    return super_method(_divided_by_tensorflow(strategy, dataset, workers), options)
+    return strategy.distribute_datasets_from_function(part, options)
+
+
+def _numbered_in(dataset: Any) -> list[Any]:
+    """The datasets with numbered epochs of which a dataset is made, or which it is."""
+    return [one for one in _made_of(dataset) if isinstance(one, DividesBatches) and one.source_of_epochs is one]
 
 
 def _agree_on(strategy: tf.distribute.Strategy, sources: list[Any], *, may_adopt: bool) -> None:
@@ -157,8 +191,7 @@ def _divided_by_tensorflow(strategy: tf.distribute.Strategy, dataset: tf.data.Da
     policy = dataset.options().experimental_distribute.auto_shard_policy
     if policy not in (_AutoShardPolicy.AUTO, _AutoShardPolicy.DATA):
         return dataset
-    numbered = [one for one in _made_of(dataset) if isinstance(one, DividesBatches) and one.source_of_epochs is one]
-    _agree_on(strategy, numbered, may_adopt=False)
+    _agree_on(strategy, _numbered_in(dataset), may_adopt=False)
     _warn_of_data_of_their_own(dataset, workers)
     if policy == _AutoShardPolicy.AUTO:
         options = tf.data.Options()

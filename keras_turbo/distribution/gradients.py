@@ -7,6 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_turbo.distribution.communication import sum_over_replicas
+
 
 def reduce_gradients(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
     """Sums gradients over all replicas. To be called in a replica, outside of conditions and loops of that replica.
@@ -24,5 +26,5 @@ def reduce_gradients(gradients: Sequence[Any], variables: Sequence[Any]) -> list
     context = tf.distribute.get_replica_context()
     if not present or context.num_replicas_in_sync == 1:
         return list(gradients)
-    sums = iter(context.all_reduce(tf.distribute.ReduceOp.SUM, present))
+    sums = iter(sum_over_replicas(present))
     return [None if one is None else next(sums) for one in gradients]

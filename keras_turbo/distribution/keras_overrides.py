@@ -23,6 +23,7 @@ import keras
 import tensorflow as tf
 
 from keras_turbo.distribution import keras_internals
+from keras_turbo.distribution.distributed_data import positions_kept
 from keras_turbo.distribution.seeds import share_random_state
 from keras_turbo.distribution.train_functions import StepFunction, settle
 
@@ -92,9 +93,11 @@ def _symbolic_build(model: keras.Model, iterator: Any = None, data_batch: Any = 
     if iterator is not None:
         # Keras would average a batch over replicas to learn its shapes, which it can't for a nested one of several
         # workers, nor where the parts are uneven.
-        _, _, batches = next(iter(iterator))
-        local_results = model.distribute_strategy.experimental_local_results
-        data_batch = keras.tree.map_structure(lambda one: local_results(one)[0], next(batches))
+        # On one device it reads none, so the epoch that begins here must begin again.
+        with positions_kept(keras_internals.private(iterator, "_distributed_dataset")):
+            _, _, batches = next(iter(iterator))
+            local_results = model.distribute_strategy.experimental_local_results
+            data_batch = keras.tree.map_structure(lambda one: local_results(one)[0], next(batches))
     keras_internals.private(type(model), "_maybe_symbolic_build")(model, data_batch=data_batch)
 
 

@@ -12,9 +12,6 @@ from keras_turbo.distribution.distributed_data import distribute_dataset
 class _SplitsData:
     """What both strategies have beyond TensorFlow's."""
 
-    # "float16" or "bfloat16" where gradients are to be summed in half precision; read in `gradients`.
-    gradient_compression: str | None = None
-
     def experimental_distribute_dataset(
         self, dataset: tf.data.Dataset, options: tf.distribute.InputOptions | None = None
     ) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import warnings
 from collections.abc import Callable
@@ -13,8 +14,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_turbo import FastDataset
+from keras_turbo.distribution import keras_overrides, strategies
 from keras_turbo.distribution.communication import Communication, set_communication, sum_over_replicas
-from keras_turbo.distribution.distributed_data import distribute_dataset
 
 NUM_IDS = 100
 GLOBAL_BATCH_SIZE = 8
@@ -26,11 +27,12 @@ def run(folder: str) -> dict[str, Any]:
     Args:
         folder: holds `ids.txt`, a number a line, and `ids.tfrecord`.
     """
-    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    strategy = strategies.multi_worker()
     worker = strategy.cluster_resolver.task_id
     random.seed(worker)  # so that drawn seeds differ
     data = {name: scenario(strategy, worker, Path(folder)) for name, scenario in SCENARIOS.items()}
-    return {**data, "gradients": gradients(strategy, worker)}
+    fitted = {name: fit(strategy, name) for name in FITS}
+    return {**data, "fits": fitted, "gradients": gradients(strategy, worker)}
 
 
 def received(strategy: tf.distribute.Strategy, dataset: Any, epochs: int = 1, steps: int | None = None) -> Any:
@@ -38,7 +40,7 @@ def received(strategy: tf.distribute.Strategy, dataset: Any, epochs: int = 1, st
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            distributed = distribute_dataset(strategy, dataset, None, strategy.experimental_distribute_dataset)
+            distributed = strategy.experimental_distribute_dataset(dataset)
         except ValueError as error:
             return {"error": str(error)}
     result = []
@@ -187,6 +189,46 @@ SCENARIOS: dict[str, Callable[[tf.distribute.Strategy, int, Path], Any]] = {
         of_a_function,
     )
 }
+
+FITS: dict[str, dict[str, Any]] = {
+    "ragged": {},
+    "class weights": {"class_weight": {0: 3.0, 1: 0.5}},
+    "endless": {"steps_per_epoch": 5},
+    "resumed": {},
+    "compressed": {},
+}
+
+
+def fit(strategy: tf.distribute.Strategy | None, name: str) -> dict[str, Any]:
+    """Losses and weights after two epochs over 45 examples in batches of 8; without a strategy, on one device."""
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((45, 6)).astype("float32"), np.arange(45) % 3
+    with contextlib.ExitStack() as stack:
+        if strategy is not None:
+            stack.enter_context(keras_overrides.install(strategy))
+            stack.enter_context(strategy.scope())
+            compression = "float16" if name == "compressed" else None
+            set_communication(strategy, Communication(gradient_compression=compression))
+        first = keras.layers.Dense(8, "relu", kernel_initializer=keras.initializers.GlorotUniform(seed=1))
+        last = keras.layers.Dense(3, kernel_initializer=keras.initializers.GlorotUniform(seed=2))
+        model = keras.Sequential([keras.Input((6,)), first, last])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(0.1), loss, metrics=["accuracy"], jit_compile=False)
+    train = FastDataset(x, y, batch_size=8, shuffle=True, seed=4)
+    if name == "resumed":
+        train.resume_at(1, 3)
+    data = train.repeat() if name == "endless" else train
+    validation = FastDataset(x[:21], y[:21], batch_size=8)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Your input ran out of data")  # Keras knows how many a whole epoch has
+        history = model.fit(data, epochs=2, verbose=0, validation_data=validation, **FITS[name])
+    return {
+        "history": history.history,
+        "weights": np.concatenate([weight.ravel() for weight in model.get_weights()]),
+        "begun": train.epochs_begun,
+        "predicted": model.predict(FastDataset(x[:21], batch_size=8), verbose=0),
+    }
+
 
 SETTINGS = {
     "as they are": Communication(),

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from keras_turbo import FastDataset
+from keras_turbo.distribution import strategies
 from keras_turbo.distribution.communication import Communication, communication_of, set_communication
 from keras_turbo.distribution.gradient_compression import UNIT_ROUNDOFF
 from tests.data.epochs import batches_of
@@ -139,6 +140,29 @@ def test_data_of_their_own_from_a_function(both):
     first, second = rows_of_epoch(both, "of_a_function")
     assert [len(rows) for rows in first] == [len(rows) for rows in second] == [*ROWS_A_STEP, 2]
     assert sorted(joined(first + second)) == list(range(NUM_IDS))
+
+
+@pytest.mark.parametrize("name", list(data_scenarios.FITS))
+@pytest.mark.parametrize("where", ["two devices", "two workers"])
+def test_fit_is_that_of_one_device(both, name, where):
+    """The same batches, hence the same losses, weights and predictions; and the epochs are counted alike."""
+    alone = data_scenarios.fit(None, name)
+    if where == "two workers":
+        fitted = [worker["fits"][name] for worker in both]
+    else:
+        fitted = [data_scenarios.fit(strategies.mirrored(["CPU:0", "CPU:1"]), name)]
+    tolerance = 2e-3 if name == "compressed" else 1e-6
+    for one in fitted:
+        # Without an end, the next epoch may be begun ahead of the step that needs it.
+        assert one["begun"] == alone["begun"] or name == "endless"
+        assert one["history"].keys() == alone["history"].keys()
+        for key, values in alone["history"].items():
+            np.testing.assert_allclose(one["history"][key], values, rtol=tolerance, atol=tolerance, err_msg=key)
+        np.testing.assert_allclose(one["weights"], alone["weights"], rtol=tolerance, atol=tolerance)
+        np.testing.assert_allclose(one["predicted"], alone["predicted"], rtol=tolerance, atol=10 * tolerance)
+    if name == "compressed":
+        assert np.abs(fitted[0]["weights"] - alone["weights"]).max() > 1e-6
+    np.testing.assert_array_equal(fitted[0]["weights"], fitted[-1]["weights"])
 
 
 @pytest.fixture(scope="module")
