@@ -31,7 +31,7 @@ with keras_turbo.distribute() as strategy:
     images, digits = sklearn.datasets.load_digits(return_X_y=True)
     images = images.reshape(-1, 8, 8, 1).astype("float32") / 16
     train = keras_turbo.FastDataset(
-        images[:1500], digits[:1500], batch_size=options.global_batch_size, shuffle=True, seed=1
+        images[:1472], digits[:1472], batch_size=options.global_batch_size, shuffle=True, seed=1
     )
     model = keras.Sequential(
         [
@@ -56,7 +56,7 @@ if options.result is not None:
 history = model.fit(
     train,
     epochs=options.epochs,
-    validation_data=(images[1500:], digits[1500:]),
+    validation_data=(images[1472:1792], digits[1472:1792]),
     validation_batch_size=options.global_batch_size,
     callbacks=callbacks,
 )

@@ -91,10 +91,10 @@ def launch(
             environments = _environments(options.workers, gpus, {**environ, RESTART_VARIABLE: str(restart)})
             run = _Run(command, environments, (_writer(out), _writer(err)), signals, options.grace_seconds)
             code, failed = run.until_end()
-            if code == 0 or failed is None:
+            if not failed:
                 return _final_code(code, signals)
             left = options.max_restarts - restart
-            _tell(err, f"worker {failed.index} {failed.ended_how()}; all workers have ended.")
+            _tell(err, f"{run.what_happened()}; all workers have ended.")
             if signals.ending is not None or code == PREEMPTED_EXIT_CODE or not left:
                 return _final_code(code, signals)
             _tell(err, f"all {options.workers} workers start again ({restart + 1} of {options.max_restarts}).")
@@ -130,11 +130,11 @@ class _Run:
         self._signals = signals
         self._grace_seconds = grace_seconds
         self._workers: list[WorkerProcess] = []
-        self._failed: WorkerProcess | None = None
+        self._failed: list[WorkerProcess] = []
         self._kill_at: float | None = None
 
-    def until_end(self) -> tuple[int, WorkerProcess | None]:
-        """The exit code, and the worker that failed first; None where none did."""
+    def until_end(self) -> tuple[int, bool]:
+        """The exit code, that of a worker that failed first; and whether one failed."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._signals.wake, selectors.EVENT_READ)
             try:
@@ -143,11 +143,16 @@ class _Run:
                     self._workers[-1].register(selector)
                 while any(worker.exit_code() is None for worker in self._workers):
                     self._look(selector)
+                # All may have ended at the same time.
+                self._note_failures()
             finally:
                 for worker in self._workers:
                     worker.close()
-        code = 0 if self._failed is None else self._failed.exit_code()
-        return code or 0, self._failed
+        return next((code for worker in self._failed if (code := worker.exit_code())), 0), bool(self._failed)
+
+    def what_happened(self) -> str:
+        """Which workers failed, and how: those that did so before the others were told to end."""
+        return " and ".join(f"worker {worker.index} {worker.ended_how()}" for worker in self._failed)
 
     def _start(self, index: int, environ: Mapping[str, str]) -> WorkerProcess:
         try:
@@ -165,15 +170,23 @@ class _Run:
             hard = self._signals.endings > 1 and number in _ENDING
             for worker in self._workers:
                 worker.end_group(signal.SIGKILL) if hard else worker.send(number)
-        if self._failed is None:
-            self._failed = next((worker for worker in self._workers if worker.exit_code()), None)
-            if self._failed is not None and not self._is_leaving(self._failed):
-                self._kill_at = time.monotonic() + self._grace_seconds
-                for worker in self._workers:
-                    worker.send(signal.SIGTERM)
+        self._note_failures()
         if self._kill_at is not None and time.monotonic() > self._kill_at:
             for worker in self._workers:
                 worker.end_group(signal.SIGKILL)
+
+    def _note_failures(self) -> None:
+        """Tells the others to end where one has failed."""
+        if self._failed:
+            return
+        # Of those that failed at about the same time, one that a signal has ended has most likely taken the others with
+        # it: it comes first.
+        failed = [worker for worker in self._workers if worker.exit_code()]
+        self._failed = sorted(failed, key=lambda worker: worker.exit_code() or 0, reverse=True)
+        if self._failed and not self._is_leaving(self._failed[0]):
+            self._kill_at = time.monotonic() + self._grace_seconds
+            for worker in self._workers:
+                worker.send(signal.SIGTERM)
 
     def _is_leaving(self, worker: WorkerProcess) -> bool:
         """Whether it has saved and left as it was told: then the others are saving, too, which may take its time."""

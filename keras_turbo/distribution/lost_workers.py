@@ -79,5 +79,5 @@ def _own_task(strategy: Any) -> tuple[str, int]:
 
 
 def _last_line(error: tf.errors.OpError) -> str:
-    lines = [line.strip() for line in error.message.splitlines()]
+    lines = [line.strip() for line in error.message.splitlines() if not line.startswith("Detected at")]
     return next((line for line in lines if re.search(r"collective|heartbeat|timed out", line, re.IGNORECASE)), lines[0])

@@ -68,7 +68,7 @@ def runs(tmp_path_factory):
             output, _ = one.communicate(timeout=200)
         finally:
             one.kill()
-    # In the middle of the second epoch, which has 24 steps.
+    # In the middle of the second epoch, which has 23 steps.
     killer = [str(PROJECT / "tests" / "distribution" / "killed_script.py"), "1", "38", str(TUTORIAL)]
     killed = on_two_workers(base / "killed", killer, saves=True, max_restarts=1)
     return {"one": Run(alone, one.returncode, output.decode()), "two": two, "killed": killed}
@@ -107,7 +107,9 @@ def test_the_chief_alone_shows_progress(runs):
 
 def test_a_worker_was_killed_and_all_went_on(runs):
     output = runs["killed"].output
-    assert f"[launch] worker 1 was ended by {signal.SIGKILL.name}; all workers have ended.\n" in output
+    # On a busy machine the other may have failed for it by then.
+    told = f"[launch] worker 1 was ended by {signal.SIGKILL.name}"
+    assert any(one in output for one in (f"{told}; all", f"{told} and worker 0 ended with exit code 1; all"))
     assert "[launch] all 2 workers start again (1 of 1).\n" in output
 
 
@@ -128,7 +130,7 @@ def test_the_run_with_a_kill_has_the_weights_of_the_run_without(runs):
 def test_what_was_saved_is_complete(runs, name):
     found = list_checkpoints(str(runs[name].folder / "checkpoints"), checksums=True)
     assert [health.ok for health in found] == [True] * len(found)
-    assert found[-1].state.optimizer_step == 72
+    assert found[-1].state.optimizer_step == 69
     assert found[-1].state.num_shards == 2
 
 
