@@ -14,7 +14,7 @@ import tensorflow as tf
 from keras_turbo.distribution import fit_on_workers, keras_overrides
 from keras_turbo.distribution.communication import Communication, Implementation, communication_of
 from keras_turbo.distribution.gradient_compression import Compression
-from keras_turbo.distribution.moving import copy_of, require_movable
+from keras_turbo.distribution.moving import copy_of, is_under, require_movable
 from keras_turbo.distribution.strategies import is_ours
 from keras_turbo.distribution.strategy_choice import Name, adapted, make_strategy, require_known, resolved_name
 from keras_turbo.distribution.workers import worker_of
@@ -199,4 +199,4 @@ def distribute(
         return Distribution(strategy, settings)
     require_movable(strategy)
     with Distribution("auto", settings) as chosen:
-        return copy_of(strategy) if chosen is not strategy.distribute_strategy else strategy
+        return strategy if is_under(strategy, chosen) else copy_of(strategy)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from keras_turbo.distribution.same_on_all_workers import state_without_metrics
 
@@ -21,6 +22,12 @@ def require_movable(model: keras.Model) -> None:
         raise ValueError(
             f"The model {model.name!r} is not built, so that it has no weights that could be kept. {_BUILD_IT_THERE}"
         )
+
+
+def is_under(model: keras.Model, strategy: tf.distribute.Strategy) -> bool:
+    """Whether a model was built under a strategy. (What it says itself is the strategy that is entered just now.)"""
+    created: Any = strategy.extended.variable_created_in_scope
+    return all(created(variable.value) for variable in model.variables)
 
 
 def copy_of(model: keras.Model) -> keras.Model:

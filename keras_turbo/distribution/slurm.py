@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import re
 from collections.abc import Iterator, Mapping
+from typing import NoReturn
 
 from keras_turbo.distribution.cluster import Cluster, ClusterError, check_addresses, whole_number
 from keras_turbo.distribution.kubernetes import PORT
@@ -31,8 +33,12 @@ _START_BY_SRUN = "Variables of another job step were passed on, or taken away: s
 # machine, have ports of their own.
 _FIRST_PORT, _JOBS, _TASKS = 12000, 1000, 20
 
+# A name with any number of ranges in it, and several of these.
+_HOSTS = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")
+_LIST_OF_HOSTS = re.compile(rf"{_HOSTS.pattern}(?:,{_HOSTS.pattern})*")
+
 # More machines than any cluster has: a list of more is a typing error that would fill the memory.
-_MOST_HOSTS = 1_000_000
+_MOST_HOSTS = 100_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,19 +173,16 @@ def expand_hosts(text: str) -> list[str]:
     Raises:
         ClusterError: it is no such list.
     """
+    if not _LIST_OF_HOSTS.fullmatch(text):
+        _refuse_hosts(text)
     hosts: list[str] = []
-    for part in re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\]?|\])+", text) or [""]:
-        pieces = re.split(r"\[([^\[\]]*)\]", part)
+    for part in _HOSTS.findall(text):
         # What stands in brackets has the odd places.
-        choices = [list(_range_of(piece, text)) if place % 2 else [piece] for place, piece in enumerate(pieces)]
-        number = len(hosts)
-        for choice in choices:
-            number *= len(choice) or 1
-        if "[" in "".join(pieces[::2]) or "]" in "".join(pieces[::2]) or number > _MOST_HOSTS:
+        pieces = enumerate(re.split(r"\[([^\[\]]*)\]", part))
+        choices = [list(_range_of(piece, text)) if place % 2 else [piece] for place, piece in pieces]
+        if len(hosts) + math.prod(map(len, choices)) > _MOST_HOSTS:
             _refuse_hosts(text)
         hosts += map("".join, itertools.product(*choices))
-    if not all(hosts):
-        _refuse_hosts(text)
     return hosts
 
 
@@ -194,7 +197,7 @@ def _range_of(text: str, whole: str) -> Iterator[str]:
         yield from (str(number).zfill(len(first)) for number in range(int(first), int(last) + 1))
 
 
-def _refuse_hosts(text: str) -> None:
+def _refuse_hosts(text: str) -> NoReturn:
     raise ClusterError(
         NODES,
         f"{NODES}={quoted(text)} is no list of machines as Slurm writes it, such as node[1-4,07],other.",

@@ -51,7 +51,7 @@ def test_tf_config(cluster, task, index, address):
         ({"TF_CONFIG": "{cluster"}, "TF_CONFIG: no JSON: Expecting property name"),
         (config(type="worker", index=2), "TF_CONFIG: task.index is 2, and the cluster's list of type 'worker' has 2: 0"),
         (config({"worker": ["a:1", "a:1"]}, type="worker", index=0), "'a:1' stands there twice. Give each task"),
-        (config({**TWO, "ps": ["p:1"]}, type="worker", index=0), "TF_CONFIG: the cluster has parameter servers .* wor"),
+        (config({**TWO, "ps": ["p:1"]}, type="worker", index=0), "TF_CONFIG: the cluster has parameter servers .* 'worker'"),
         (config({**TWO, "ps": ["p:1"]}, type="ps", index=0), "parameter servers"),
         (config(type="evaluator", index=0), "TF_CONFIG: this task is an evaluator, .* `validation_data`"),
     ],
@@ -147,7 +147,7 @@ def test_lists_of_hosts(text, hosts):
 )
 def test_lists_that_can_not_be(text):
     with pytest.raises(ClusterError, match="SLURM_STEP_NODELIST"):
-        assert len(expand_hosts(text)) < 5  # of "a,,b" there would be two, which the number of tasks then refuses
+        expand_hosts(text)
 
 
 def test_lists_of_numbers():
@@ -207,7 +207,7 @@ def on_port(port, host="localhost"):
 def test_a_port_that_is_taken():
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
-        with pytest.raises(ClusterError, match=rf"TF_CONFIG: port {port} of this worker's address .* is taken .* ss -l"):
+        with pytest.raises(ClusterError, match=rf"TF_CONFIG: port {port} of this worker's address .* is taken .*ss -l"):
             check_cluster(on_port(port))
     check_cluster(on_port(port))
 
