@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -47,8 +50,8 @@ def copy_of(model: keras.Model) -> keras.Model:
     if getattr(source, "optimizer", None) is None and not getattr(source, "compiled", False):
         return copy
     try:
-        # In this process the code is the user's own, lambdas included.
-        settings: Any = keras.saving.deserialize_keras_object(source.get_compile_config(), safe_mode=False)
+        with _trusting_own_code(), keras.saving.CustomObjectScope(_own_code_of(source)):
+            settings: Any = keras.saving.deserialize_keras_object(source.get_compile_config(), safe_mode=False)
         copy.compile(**settings)
     except Exception as error:  # whatever a user's loss, metric or optimizer raises
         raise ValueError(
@@ -61,17 +64,43 @@ def copy_of(model: keras.Model) -> keras.Model:
     return copy
 
 
+@contextlib.contextmanager
+def _trusting_own_code() -> Iterator[None]:
+    """Keras warns of code in a config, which may come from a stranger; here it is this process's own."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The object being serialized includes a `lambda`", UserWarning)
+        yield
+
+
+def _own_code_of(model: Any) -> dict[str, Any]:
+    """Functions and classes that a model was compiled with, by the names that stand in its config.
+
+    Keras finds those alone that are registered, which code that is never saved need not be.
+    """
+    # What was given to compile(); there is no public way to it (Keras 3.12 to 3.15). Without it, Keras' error says what
+    # to register.
+    given = getattr(getattr(model, "_compile_config", None), "config", {})
+    own: dict[str, Any] = {}
+    for one in keras.tree.flatten([given.get(name) for name in ("optimizer", "loss", "metrics", "weighted_metrics")]):
+        code = one if callable(one) and hasattr(one, "__name__") else type(one)
+        if not code.__module__.startswith(("keras.", "builtins")):
+            own[code.__name__] = code
+    return own
+
+
 def _made_again(model: keras.Model) -> keras.Model:
     try:
-        config = keras.saving.serialize_keras_object(model)
-        # Compiled by copy_of, with an error of its own.
-        config.pop("compile_config", None)
-        copy: Any = keras.saving.deserialize_keras_object(config, safe_mode=False)
+        # What Keras makes of layers; a class of the user's own may need to be made in another way.
+        if type(model) in (keras.Model, keras.Sequential) or type(model).__module__.startswith("keras."):
+            return keras.models.clone_model(model)
+        config = model.get_build_config()
+        copy: Any = type(model).from_config(model.get_config())
+        copy.build_from_config(config)
     except Exception as error:  # whatever a user's layer raises
         raise ValueError(
             f"The model {model.name!r} can't be made again from its config: {error} {_BUILD_IT_THERE}"
         ) from error
-    if not isinstance(copy, keras.Model) or not copy.built:
+    if not copy.built:
         raise ValueError(
             f"The model {model.name!r}, made again from its config, is not built: a model of a class of its own needs "
             f"get_config() and build_from_config(). {_BUILD_IT_THERE}"

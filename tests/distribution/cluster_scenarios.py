@@ -94,7 +94,7 @@ def many_things(folder):
                 raise InterruptedError
 
     backup = folder / "backup"
-    with strategy.scope(), contextlib.suppress(InterruptedError):
+    with distribute(), contextlib.suppress(InterruptedError):
         crashed = small_model()
         crashed.fit(data, epochs=4, callbacks=[keras.callbacks.BackupAndRestore(backup), Crash()], verbose=0)
     with distribute() as again:
@@ -102,7 +102,7 @@ def many_things(folder):
         restored = small_model()
     seen["resumed"] = restored.fit(data, epochs=4, callbacks=[keras.callbacks.BackupAndRestore(backup)], verbose=0).epoch
     seen["resumed_weights"] = restored.get_weights()
-    seen["resumed_steps"] = int(restored.optimizer.iterations)
+    seen["resumed_steps"] = int(restored.optimizer.iterations.numpy())
 
     # A ready CallbackList, and models of one device, are seen to as well.
     ready = keras.callbacks.CallbackList([keras.callbacks.CSVLogger(folder / "ready.csv")], add_history=True, model=model)
@@ -117,10 +117,6 @@ def many_things(folder):
     seen["options"] = error_of(lambda: Distribution("auto", changed_options()).__enter__())
     time_based = keras_turbo.AsyncCheckpoint(folder / "timed", save_freq="10s")
     seen["timed"] = error_of(lambda: model.fit(data, callbacks=[time_based], verbose=0))
-    with strategy.scope():
-        other = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, use_bias=index == 0)])
-    seen["files"] = sorted(path.name for path in folder.iterdir()) if index else []
-    del other
     return seen
 
 

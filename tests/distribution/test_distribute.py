@@ -209,7 +209,7 @@ class TestMovedModel:
         assert moved is not model
         assert moved.distribute_strategy is strategy
         assert moved.steps_per_execution == 2
-        assert int(moved.optimizer.iterations) == int(model.optimizer.iterations) == 8
+        assert int(moved.optimizer.iterations.numpy()) == int(model.optimizer.iterations) == 8
         for one, other in zip(model.optimizer.variables, moved.optimizer.variables, strict=True):
             np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
         np.testing.assert_allclose(fit(moved, 2), fit(model, 2), rtol=1e-5)
