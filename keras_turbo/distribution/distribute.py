@@ -11,7 +11,7 @@ from typing import Any, overload
 import keras
 import tensorflow as tf
 
-from keras_turbo.distribution import fit_on_workers, keras_overrides
+from keras_turbo.distribution import fit_on_workers, keras_overrides, scopes
 from keras_turbo.distribution.communication import Communication, Implementation, communication_of
 from keras_turbo.distribution.gradient_compression import Compression
 from keras_turbo.distribution.moving import copy_of, is_under, require_movable
@@ -53,7 +53,7 @@ class Distribution(contextlib.AbstractContextManager["tf.distribute.Strategy"]):
                 )
             if is_ours(strategy):
                 stack.enter_context(keras_overrides.install(strategy))
-            stack.enter_context(strategy.scope())
+            stack.enter_context(scopes.entered(strategy))
             self._entered.append(stack.pop_all())
         return strategy
 

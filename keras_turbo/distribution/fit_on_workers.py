@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from keras_turbo.distribution.lost_workers import explained_loss
 from keras_turbo.distribution.same_on_all_workers import SameOnAllWorkers
+from keras_turbo.distribution.scopes import outside
 from keras_turbo.distribution.workers import worker_of
 
 # Callbacks that write files, show or send something, and change nothing of a training.
@@ -33,7 +34,7 @@ _CHIEF_ONLY: tuple[type, ...] = (
 
 
 def install() -> None:
-    """Has `fit`, `evaluate` and `predict` heed workers. Doing it twice does nothing.
+    """Has `fit`, `evaluate` and `predict` heed workers, and lets the chief save alone. Doing it twice does nothing.
 
     It stays for the life of the process, as does the server that TensorFlow starts for its workers: models that are
     built under the strategy are trained after the context, too. A model under another strategy notices nothing of it.
@@ -42,6 +43,20 @@ def install() -> None:
         original = getattr(keras.Model, name)
         if not hasattr(original, "_heeds_workers"):
             setattr(keras.Model, name, _heeding_workers(original, trains=name == "fit"))
+    for name in ("save", "save_weights", "load_weights", "export"):
+        original = getattr(keras.Model, name)
+        if not hasattr(original, "_heeds_workers"):
+            setattr(keras.Model, name, _outside_of_scopes(original))
+
+
+def _outside_of_scopes(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def method(model: Any, *args: Any, **kwargs: Any) -> Any:
+        with outside() if worker_of(model.distribute_strategy)[1] > 1 else contextlib.nullcontext():
+            return original(model, *args, **kwargs)
+
+    method._heeds_workers = True  # type: ignore[attr-defined]
+    return method
 
 
 def _heeding_workers(original: Callable[..., Any], *, trains: bool) -> Callable[..., Any]:
@@ -64,7 +79,7 @@ def _heeding_workers(original: Callable[..., Any], *, trains: bool) -> Callable[
         else:
             # That of the fit that evaluates, which has been seen to already; or one that the user has made.
             others = _other_callbacks(given, own, index) if trains else contextlib.nullcontext()
-        with others, explained_loss(strategy):
+        with others, explained_loss(strategy), outside():
             return original(*bound.args, **bound.kwargs)
 
     method._heeds_workers = True  # type: ignore[attr-defined]
@@ -87,9 +102,8 @@ def _stand_in(callback: keras.callbacks.Callback) -> keras.callbacks.Callback:
 @contextlib.contextmanager
 def _other_callbacks(given: keras.callbacks.CallbackList, own: list[Any], index: int) -> Iterator[None]:
     before = given.callbacks
-    given.callbacks = _for_worker(before, index)
+    given.callbacks = [*_for_worker(before, index), *own]
     for one in own:
-        given.append(one)
         one.set_model(given.model)
     try:
         yield

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -43,7 +41,6 @@ class SameOnAllWorkers(keras.callbacks.Callback):
             ValueError: the workers have different models.
         """
         model: Any = self.model
-        _learn_what_keras_saves()
         first_epoch = getattr(model, "_initial_epoch", None)
         chiefs = int(self._of_chief(np.array([-1 if first_epoch is None else first_epoch], np.int64))[0])
         chiefs_epoch = None if chiefs < 0 else chiefs
@@ -88,21 +85,6 @@ class SameOnAllWorkers(keras.callbacks.Callback):
     def _sum(self, numbers: np.ndarray) -> np.ndarray:
         with tf.init_scope():
             return np.asarray(self._strategy.reduce(tf.distribute.ReduceOp.SUM, tf.identity(numbers), axis=None))
-
-
-def _learn_what_keras_saves() -> None:
-    """Saves a tiny model, for the first time on all workers at once.
-
-    When Keras saves for the first time, it makes an optimizer to see what attributes one has, and keeps the answer. In
-    the scope of a strategy the variable of that optimizer is sent from the chief to all. If the chief did so alone, in
-    its ModelCheckpoint, the others would take it for something else.
-    """
-    # All with names, and no weights: later names and random numbers are those that they would be.
-    identity = keras.layers.Identity(name="keras_turbo_identity")
-    model = keras.Sequential([keras.Input((1,), name="keras_turbo_input"), identity], name="keras_turbo_saved_once")
-    model.compile(keras.optimizers.SGD(name="keras_turbo_sgd"))
-    with tempfile.TemporaryDirectory() as folder:
-        model.save_weights(os.path.join(folder, "once.weights.h5"))
 
 
 def state_without_metrics(model: Any) -> list[Any]:

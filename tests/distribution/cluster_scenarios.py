@@ -99,6 +99,10 @@ def many_things(folder):
         crashed.fit(data, epochs=4, callbacks=[keras.callbacks.BackupAndRestore(backup), Crash()], verbose=0)
     with distribute() as again:
         seen["same"] = again is strategy
+        if index == 0:
+            model.save(folder / "model.keras")
+            crashed.save_weights(folder / "crashed.weights.h5")
+        seen["in_scope"] = tf.distribute.get_strategy() is strategy
         restored = small_model()
     seen["resumed"] = restored.fit(data, epochs=4, callbacks=[keras.callbacks.BackupAndRestore(backup)], verbose=0).epoch
     seen["resumed_weights"] = restored.get_weights()
