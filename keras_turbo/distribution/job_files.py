@@ -1,4 +1,4 @@
-"""Ready scripts for Slurm and manifests for Kubernetes, by which a cluster starts what `launch` starts on one machine."""
+"""Scripts for Slurm and manifests for Kubernetes, by which a cluster starts what `launch` starts on one machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SLURM = """\
 #SBATCH --ntasks-per-node=1
 {gpus}#SBATCH --cpus-per-task=8
 #SBATCH --time=24:00:00
-# {seconds} s before the time is over, and when the job has to make room, the workers save and end with code {preempted}.
+# {seconds} s before the time is over, or when the job has to make room, the workers save and end with {preempted}.
 #SBATCH --signal=USR1@{seconds}
 #SBATCH --requeue
 #SBATCH --open-mode=append
@@ -176,7 +176,7 @@ def kubernetes_manifest(
 
 
 def _quoted(text: str) -> str:
-    """As YAML reads it back: it reads what JSON writes, but characters that can't be printed, and pairs of surrogates."""
+    """As YAML reads it back: it reads what JSON writes, but characters that can't be printed and surrogates."""
     shown = json.dumps(text, ensure_ascii=False)
     return "".join(one if one.isprintable() else f"\\U{ord(one):08x}" for one in shown)
 

@@ -63,7 +63,9 @@ def _explanation(strategy: Any, error: tf.errors.OpError) -> str:
     who = " or ".join(others) or "another worker"
     timeout = communication_of(strategy).timeout_seconds
     if isinstance(error, tf.errors.DeadlineExceededError) and "timed out" in error.message:
-        what = f"{who} has not come to an exchange within timeout_seconds={timeout:g}: it hangs, or does something alone"
+        what = (
+            f"{who} has not come to an exchange within timeout_seconds={timeout:g}: it hangs, or does something alone"
+        )
     else:
         what = f"{who} has died, was stopped or can't be reached"
     return (

@@ -28,7 +28,7 @@ def require_movable(model: keras.Model) -> None:
 
 
 def is_under(model: keras.Model, strategy: tf.distribute.Strategy) -> bool:
-    """Whether a model was built under a strategy. (What it says itself is the strategy that is entered just now.)"""
+    """Whether a model was built under a strategy; its own answer may be the one that is entered just now."""
     created: Any = strategy.extended.variable_created_in_scope
     return all(created(variable.value) for variable in model.variables)
 

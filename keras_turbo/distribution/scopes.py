@@ -1,9 +1,9 @@
 """The scope of a strategy, which can be left for a while.
 
-In the scope of several workers each new variable is sent from the chief to all. Keras makes variables in passing: to see
-what attributes an optimizer has, each time that it saves. So where the chief alone saves, it must not do so in the scope:
-the others would take what it sends for the next exchange of theirs. `fit` needs no scope, since a model knows its
-strategy.
+In the scope of several workers each new variable is sent from the chief to all. Keras makes variables in passing: to
+see what attributes an optimizer has, each time that it saves. So where the chief alone saves, it must not do so in the
+scope: the others would take what it sends for the next exchange of theirs. `fit` needs no scope, since a model knows
+its strategy.
 """
 
 from __future__ import annotations

@@ -179,8 +179,8 @@ def require_program_start(cluster: Cluster) -> None:
         tf.config.threading.set_inter_op_parallelism_threads(threads + 1)
     except RuntimeError:
         raise RuntimeError(
-            f"distribute() has to come before the first tensor, dataset and model of the program: {cluster.source} "
-            f"({cluster.variable}) says that this is worker {cluster.index} of {len(cluster.addresses)}, and TensorFlow "
+            f"distribute() has to come before the first tensor, dataset and model of the program: {cluster.variable} "
+            f"({cluster.source}) says that this is worker {cluster.index} of {len(cluster.addresses)}, and TensorFlow "
             "takes other workers at its start only. Move `with keras_turbo.distribute():` up, right behind the "
             "imports, and what made tensors (datasets, models, tf.constant) into it."
         ) from None

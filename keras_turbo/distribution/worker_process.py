@@ -95,7 +95,8 @@ class WorkerProcess:
             stderr=subprocess.PIPE,
             bufsize=0,
             start_new_session=True,
-            preexec_fn=lambda: _end_with_parent(parent),
+            # It takes no lock of Python's that another thread may hold, and `launch` has no other thread.
+            preexec_fn=lambda: _end_with_parent(parent),  # noqa: PLW1509 (see above)
         )
         prefix = f"[worker {index}] ".encode()
         self._lines = {

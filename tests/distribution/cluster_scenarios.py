@@ -62,7 +62,9 @@ def many_things(folder):
     # Callbacks of Keras': files are the chief's alone, History is that of all.
     csv = folder / "log.csv"
     callbacks = [
-        keras.callbacks.ModelCheckpoint(folder / "best.weights.h5", save_best_only=True, save_weights_only=True, monitor="loss"),
+        keras.callbacks.ModelCheckpoint(
+            folder / "best.weights.h5", save_best_only=True, save_weights_only=True, monitor="loss"
+        ),
         keras.callbacks.TensorBoard(folder / "tensorboard"),
         keras.callbacks.CSVLogger(csv),
         keras_turbo.GpuUtilization(interval=0.05, warn_below=0),
@@ -104,12 +106,16 @@ def many_things(folder):
             crashed.save_weights(folder / "crashed.weights.h5")
         seen["in_scope"] = tf.distribute.get_strategy() is strategy
         restored = small_model()
-    seen["resumed"] = restored.fit(data, epochs=4, callbacks=[keras.callbacks.BackupAndRestore(backup)], verbose=0).epoch
+    seen["resumed"] = restored.fit(
+        data, epochs=4, callbacks=[keras.callbacks.BackupAndRestore(backup)], verbose=0
+    ).epoch
     seen["resumed_weights"] = restored.get_weights()
     seen["resumed_steps"] = int(restored.optimizer.iterations.numpy())
 
     # A ready CallbackList, and models of one device, are seen to as well.
-    ready = keras.callbacks.CallbackList([keras.callbacks.CSVLogger(folder / "ready.csv")], add_history=True, model=model)
+    ready = keras.callbacks.CallbackList(
+        [keras.callbacks.CSVLogger(folder / "ready.csv")], add_history=True, model=model
+    )
     model.fit(data, epochs=1, callbacks=ready, verbose=0)
     seen["ready"] = len(ready.callbacks)
     alone = folder / f"alone-{index}"

@@ -49,9 +49,15 @@ def test_tf_config(cluster, task, index, address):
     ("environ", "part"),
     [
         ({"TF_CONFIG": "{cluster"}, "TF_CONFIG: no JSON: Expecting property name"),
-        (config(type="worker", index=2), "TF_CONFIG: task.index is 2, and the cluster's list of type 'worker' has 2: 0"),
+        (
+            config(type="worker", index=2),
+            "TF_CONFIG: task.index is 2, and the cluster's list of type 'worker' has 2: 0",
+        ),
         (config({"worker": ["a:1", "a:1"]}, type="worker", index=0), "'a:1' stands there twice. Give each task"),
-        (config({**TWO, "ps": ["p:1"]}, type="worker", index=0), "TF_CONFIG: the cluster has parameter servers .* 'worker'"),
+        (
+            config({**TWO, "ps": ["p:1"]}, type="worker", index=0),
+            "TF_CONFIG: the cluster has parameter servers .* 'worker'",
+        ),
         (config({**TWO, "ps": ["p:1"]}, type="ps", index=0), "parameter servers"),
         (config(type="evaluator", index=0), "TF_CONFIG: this task is an evaluator, .* `validation_data`"),
     ],
@@ -143,7 +149,8 @@ def test_lists_of_hosts(text, hosts):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "n[", "n]", "n[]", "n[1-]", "n[2-1]", "n[a-b]", "a,,b", "n[[1]]", "n[1-999999999]", "n[1-1000]x[1-9999]"]
+    "text",
+    ["", "n[", "n]", "n[]", "n[1-]", "n[2-1]", "n[a-b]", "a,,b", "n[[1]]", "n[1-999999999]", "n[1-1000]x[1-9999]"],
 )
 def test_lists_that_can_not_be(text):
     with pytest.raises(ClusterError, match="SLURM_STEP_NODELIST"):
@@ -189,7 +196,9 @@ def test_kubernetes_variables_that_can_not_be(changes, part):
 
 
 def test_a_host_name_that_does_not_tell_the_job():
-    with pytest.raises(ClusterError, match="KERAS_TURBO_JOB: it is not set, and the host name 'digits-2' does not end in"):
+    with pytest.raises(
+        ClusterError, match="KERAS_TURBO_JOB: it is not set, and the host name 'digits-2' does not end in"
+    ):
         read_kubernetes(KUBERNETES, "digits-2")
 
 
@@ -223,7 +232,17 @@ def test_a_host_without_an_address(monkeypatch):
 
 original = environment.resolve_hosts
 
-LIGHT = ["cluster", "environment", "job_files", "kubernetes", "launch", "meeting", "slurm", "tf_config", "worker_process"]
+LIGHT = [
+    "cluster",
+    "environment",
+    "job_files",
+    "kubernetes",
+    "launch",
+    "meeting",
+    "slurm",
+    "tf_config",
+    "worker_process",
+]
 
 
 @pytest.mark.parametrize("name", LIGHT)

@@ -14,7 +14,7 @@ from keras_turbo.distribution.kubernetes import read_kubernetes
 
 yaml = pytest.importorskip("yaml", reason="no YAML parser here")
 
-ARGUMENTS = ["--name", "it's é", "$(HOME) \"$x\"", "a\nb", "\x7f😀"]
+ARGUMENTS = ["--name", "it's é", '$(HOME) "$x"', "a\nb", "\x7f😀"]
 
 
 def slurm(**changes):
@@ -93,7 +93,12 @@ def test_the_manifest_has_a_service_and_a_job():
     assert (service["kind"], service["spec"]["clusterIP"]) == ("Service", "None")
     assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
     spec = job["spec"]
-    assert (spec["completionMode"], spec["completions"], spec["parallelism"], spec["backoffLimit"]) == ("Indexed", 3, 3, 6)
+    assert (spec["completionMode"], spec["completions"], spec["parallelism"], spec["backoffLimit"]) == (
+        "Indexed",
+        3,
+        3,
+        6,
+    )
     pod = spec["template"]["spec"]
     assert pod["subdomain"] == service["metadata"]["name"]
     (container,) = pod["containers"]
@@ -129,7 +134,13 @@ def test_the_manifest_sets_what_distribute_reads():
 
 @pytest.mark.parametrize(
     ("script", "name"),
-    [("train.py", "train"), ("./a/My Script_2.py", "my-script-2"), ("1.py", "train-1"), ("é.py", "train"), ("x" * 99, "x" * 40)],
+    [
+        ("train.py", "train"),
+        ("./a/My Script_2.py", "my-script-2"),
+        ("1.py", "train-1"),
+        ("é.py", "train"),
+        ("x" * 99, "x" * 40),
+    ],
 )
 def test_names_that_kubernetes_takes(script, name):
     text = kubernetes_manifest(script, [], workers=1, gpus_per_worker=None, max_restarts=0, image="i")

@@ -94,9 +94,7 @@ def test_it_has_learned(runs):
 
 def test_one_line_on_the_chief_says_what_is_there(runs):
     line = "distribute(): MultiWorkerMirroredStrategy (TF_CONFIG), 2 workers, 2 replicas, communication: auto"
-    assert [one for one in runs["two"].output.splitlines() if line in one] == [
-        f"[worker 0] {line}, timeout 600 s."
-    ]
+    assert [one for one in runs["two"].output.splitlines() if line in one] == [f"[worker 0] {line}, timeout 600 s."]
     assert "distribute(): one device (one_device), 1 worker, 1 replica.\n" in runs["one"].output
 
 
