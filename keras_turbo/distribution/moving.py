@@ -44,7 +44,8 @@ def copy_of(model: keras.Model) -> keras.Model:
     Raises:
         ValueError: it can't be made from its config; with the reason.
     """
-    copy = _made_again(model)
+    with _trusting_own_code(), keras.saving.CustomObjectScope(_own_code_of(model)):
+        copy = _made_again(model)
     _copy_values(model, state_without_metrics(model), state_without_metrics(copy), "variables")
     source: Any = model
     if getattr(source, "optimizer", None) is None and not getattr(source, "compiled", False):
