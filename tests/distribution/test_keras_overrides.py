@@ -242,3 +242,23 @@ def test_callbacks_of_this_package(strategy, tmp_path):
     model.fit(data, initial_epoch=2, epochs=3, verbose=0)
     for found, expected in zip(resumed.get_weights(), model.get_weights(), strict=True):
         np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_validation_reads_its_data_once_an_epoch(strategy):
+    """To build a model Keras takes a batch of its data beforehand; one that is built needs none."""
+    x, y = samples(6)
+    begun: list[int] = []
+
+    def rows() -> Any:
+        begun.append(1)
+        yield x, y
+
+    signature = (tf.TensorSpec((None, 8)), tf.TensorSpec((None,), tf.int64))
+    data = tf.data.Dataset.from_generator(rows, output_signature=signature).apply(
+        tf.data.experimental.assert_cardinality(1)
+    )
+    with opened(strategy):
+        model = classifier()
+    model.fit(x, y, verbose=0)
+    model.fit(x, y, epochs=3, validation_data=data, verbose=0)
+    assert len(begun) == 3
