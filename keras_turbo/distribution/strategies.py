@@ -48,7 +48,8 @@ def mirrored(
     Returns:
         A `tf.distribute.MirroredStrategy`. Models made under it and `keras_overrides.install` train right.
     """
-    return MirroredStrategy(devices, cross_device_ops=cross_device_ops)
+    make: Any = MirroredStrategy
+    return make(devices, cross_device_ops=cross_device_ops)
 
 
 def multi_worker(
@@ -65,7 +66,8 @@ def multi_worker(
     Returns:
         A `tf.distribute.MultiWorkerMirroredStrategy`. Models made under it and `keras_overrides.install` train right.
     """
-    return MultiWorkerMirroredStrategy(cluster_resolver, communication_options=communication_options)
+    make: Any = MultiWorkerMirroredStrategy
+    return make(cluster_resolver, communication_options=communication_options)
 
 
 def is_ours(strategy: tf.distribute.Strategy) -> bool:

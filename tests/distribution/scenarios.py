@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
+import os
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -51,6 +54,14 @@ def results_of(model: keras.Model, history: Any = None, **others: Any) -> Result
         "updates": number(optimizer.iterations),
         **({} if history is None else {"history": history.history}),
         **others,
+    }
+
+
+def scaling_of(model: keras.Model, optimizer: keras.optimizers.LossScaleOptimizer) -> Results:
+    return {
+        "weights": [np.asarray(one) for one in model.get_weights()],
+        "scale": number(optimizer.dynamic_scale),
+        "updates": number(optimizer.inner_optimizer.iterations),
     }
 
 
@@ -304,7 +315,11 @@ def float16(scope: Scope) -> Results:
     y[4] = np.inf
     model.fit(batches(x, y, size=4), verbose=0)
     scale = number(optimizer.dynamic_scale)
-    return {"weights": [np.asarray(one) for one in model.get_weights()], "scale": scale, "steps": number(inner.iterations)}
+    return {
+        "weights": [np.asarray(one) for one in model.get_weights()],
+        "scale": scale,
+        "steps": number(inner.iterations),
+    }
 
 
 def accumulated_float16(scope: Scope) -> Results:
@@ -324,7 +339,11 @@ def accumulated_float16(scope: Scope) -> Results:
     y[7] = np.inf
     model.fit(batches(x, y, size=4), verbose=0)
     scale = number(optimizer.dynamic_scale)
-    return {"weights": [np.asarray(one) for one in model.get_weights()], "scale": scale, "steps": number(inner.iterations)}
+    return {
+        "weights": [np.asarray(one) for one in model.get_weights()],
+        "scale": scale,
+        "steps": number(inner.iterations),
+    }
 
 
 def batch_methods(scope: Scope) -> Results:
@@ -369,10 +388,35 @@ def on_one_device(name: str) -> Results:
     return run_scenario(name, contextlib.nullcontext)
 
 
+def random_numbers(strategy: tf.distribute.Strategy) -> Results:
+    """What is random, after each worker began with a seed of its own; and a fit on arrays that Keras shuffles."""
+    keras.utils.set_random_seed(100 + json.loads(os.environ["TF_CONFIG"])["task"]["index"])
+    own = drawn()
+    with opened(strategy):
+        shared = drawn()
+        model = keras.Sequential([keras.Input((8,)), layers.Dense(8), layers.Dropout(0.5), layers.Dense(1)])
+        model.build()
+        initial = [np.asarray(one) for one in model.get_weights()]
+    # Each row moves a weight of its own, and by 1 each time.
+    with opened(strategy):
+        counting = keras.Sequential([keras.Input((12,)), layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
+        counting.compile(keras.optimizers.SGD(4.0), lambda target, output: target * output)
+    x = np.eye(12, dtype="float32")
+    history = counting.fit(x, -np.ones((12, 1), "float32"), batch_size=4, epochs=3, verbose=0)
+    counts = np.asarray(counting.get_weights()[0])[:, 0]
+    return {"own": own, "shared": shared, "initial": initial, "counts": counts, "history": history.history}
+
+
+def drawn() -> list[float]:
+    """A number from each generator that a script may use."""
+    return [random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn(), float(tf.random.uniform(()))]  # noqa: NPY002
+
+
 def on_this_worker(names: list[str]) -> dict[str, Any]:
-    """Runs scenarios in a worker process; with the traceback of those that fail, so that the others are seen."""
+    """Runs scenarios in a worker process, all with the same strategy: TensorFlow makes one in a process."""
     strategy = strategies.multi_worker()
-    return {name: run_scenario(name, lambda: opened(strategy)) for name in names}
+    results = {name: run_scenario(name, lambda: opened(strategy)) for name in names}
+    return {**results, "random numbers": random_numbers(strategy)}
 
 
 def largest_difference(found: Any, expected: Any) -> float:
