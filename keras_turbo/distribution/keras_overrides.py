@@ -24,6 +24,7 @@ import tensorflow as tf
 
 from keras_turbo.distribution import keras_internals
 from keras_turbo.distribution.distributed_data import positions_kept
+from keras_turbo.distribution.seeds import share_random_state
 from keras_turbo.distribution.train_functions import StepFunction, settle
 
 _lock = threading.RLock()
@@ -33,9 +34,12 @@ _lock = threading.RLock()
 def install(strategy: tf.distribute.Strategy) -> Iterator[None]:
     """Lets models that are made within, under the strategy, train right with a stock `fit`, also after it is left.
 
+    With several workers, all of them have to enter it: they get the chief's random state.
+
     Args:
         strategy: one of `keras_turbo.distribution.strategies`.
     """
+    share_random_state(strategy)
     with _lock:
         own = keras.Model.__init__
 

@@ -62,7 +62,7 @@ def apply_over_replicas(
     variables = keras_internals.known_variables(optimizer) if variables is None else list(variables)
     if not optimizer.built:
         optimizer.build(variables)
-    gradients = [step.gradient(one) for one in gradients]
+    gradients = [step.part_of_gradient(one, optimizer) for one in gradients]
     updated = keras_internals.updating_optimizer(optimizer)
     accumulates = bool(updated.gradient_accumulation_steps)
     scales_loss = updated is not optimizer

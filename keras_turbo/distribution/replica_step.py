@@ -35,15 +35,34 @@ class ReplicaStep:
         # Whether a loss has been averaged over all rows. Otherwise the train step makes its loss by itself, and it is a
         # mean over this replica's.
         self.loss_is_global = False
+        self._optimizers_with_parts: set[int] = set()
 
     def weighted(self, mean: Any) -> Any:
         """Gives a mean over this replica's rows the weight that makes the mean over replicas that over all rows."""
         return multiply_no_nan(mean, self.share * self.replicas)
 
-    def gradient(self, gradient: Any) -> Any:
+    def part_of_loss(self, loss: Any, optimizer: Any) -> Any:
+        """This replica's part of the mean loss, of which gradients for an optimizer are about to be taken.
+
+        In float16 the gradients of each row are then as large as on one device, and overflow where they do there.
+        """
+        self._optimizers_with_parts.add(id(optimizer))
+        return self._part(loss)
+
+    def has_part_of(self, optimizer: Any) -> bool:
+        """Whether a loss for an optimizer has been made this replica's part of it."""
+        return id(optimizer) in self._optimizers_with_parts
+
+    def part_of_gradient(self, gradient: Any, optimizer: Any) -> Any:
         """This replica's part of the mean gradient; the parts of all replicas add up to it."""
-        has_rows = tf.cast(self.rows > 0, tf.float32)
-        return multiply_no_nan(gradient, has_rows / self.replicas if self.loss_is_global else self.share)
+        if self.has_part_of(optimizer):
+            return multiply_no_nan(gradient, tf.cast(self.rows > 0, tf.float32))
+        return self._part(gradient)
+
+    def _part(self, value: Any) -> Any:
+        if not self.loss_is_global:
+            return multiply_no_nan(value, self.share)
+        return multiply_no_nan(value, tf.cast(self.rows > 0, tf.float32) / self.replicas)
 
     def reduced_loss(self, values: tf.Tensor, sample_weight: Any, reduction: str | None) -> tf.Tensor:
         """Reduces losses of this replica's rows. It stands for Keras' `reduce_values`, and means what that does.

@@ -48,8 +48,9 @@ def _stand_ins(model: keras.Model) -> Iterator[tuple[Any, str, StandIn]]:
     yield loss_module, "apply_mask", _apply_mask
     yield loss_module, "scale_loss_for_distribution", _scale_loss
     yield loss_module, "unscale_loss_for_distribution", _unscale_loss
-    for optimizer in _optimizer_classes():
-        yield optimizer, "apply", _apply
+    for name, stand_in in (("apply", _apply), ("scale_loss", _scale_loss_for_gradients)):
+        for optimizer in _optimizer_classes(name):
+            yield optimizer, name, stand_in
     yield keras.optimizers.Optimizer, "_backend_apply_gradients", _backend_apply_gradients
     yield keras.optimizers.Optimizer, "_all_reduce_sum_gradients", _all_reduce_sum_gradients
     yield keras.optimizers.Optimizer, "_overwrite_model_variables_with_average_value", _overwrite_with_averages
@@ -58,14 +59,14 @@ def _stand_ins(model: keras.Model) -> Iterator[tuple[Any, str, StandIn]]:
         yield tracker, "update_state", _track_loss
 
 
-def _optimizer_classes() -> list[type]:
-    """Keras' optimizer, and those that scale the loss: all of them have an `apply` that sums over replicas itself."""
+def _optimizer_classes(method: str) -> list[type]:
+    """Keras' optimizer, and those of its kin that scale the loss and have a method of their own."""
     classes: list[type] = [keras.optimizers.Optimizer]
     found: list[type] = [keras.optimizers.LossScaleOptimizer]
     while found:
         one = found.pop()
         found += one.__subclasses__()
-        if "apply" in vars(one):
+        if method in vars(one):
             classes.append(one)
     return classes
 
@@ -155,6 +156,17 @@ def _track_loss(own: Callable[..., Any]) -> Callable[..., Any]:
         return own(values, sample_weight=sample_weight)
 
     return update_state
+
+
+def _scale_loss_for_gradients(own: Callable[..., Any]) -> Callable[..., Any]:
+    def scale_loss(self: Any, loss: Any) -> Any:
+        step = current_step()
+        # A subclass' may call that of its base.
+        if step is None or step.has_part_of(self):
+            return own(self, loss)
+        return own(self, step.part_of_loss(loss, self))
+
+    return scale_loss
 
 
 def _apply(own: Callable[..., Any]) -> Callable[..., Any]:
