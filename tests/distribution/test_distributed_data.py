@@ -229,6 +229,26 @@ class TestGradients:
             # It is compressed: exact sums would be another thing.
             assert np.abs(got - exact[name]).max() > 1e-6 * np.abs(exact[name]).max()
 
+    def test_what_goes_over_the_wire(self, both):
+        """Half the bytes, but for a number a tensor; and as many packs as were asked for."""
+        values = data_scenarios.local_gradients(0).values()
+        single = sum(one.size for one in values if one.dtype == np.float32)
+        double = sum(one.size for one in values if one.dtype == np.float64)
+        num_scaled = sum(one.dtype != np.int32 for one in values) + 1  # with the sparse one
+
+        def sent(setting: str) -> dict[str, int]:
+            elements: dict[str, int] = {}
+            for dtype, number in both[0]["gradients"][setting]["sent"]:
+                elements[dtype] = elements.get(dtype, 0) + number
+            return elements
+
+        assert sent("as they are") == sent("ring in packs") == {"float32": single, "float64": double, "int32": 2}
+        assert sent("float16") == {"float16": single + double, "float32": num_scaled, "int32": 2}
+        assert sent("bfloat16") == {"bfloat16": single + double, "int32": 2}
+        packs = {setting: len(both[0]["gradients"][setting]["sent"]) for setting in data_scenarios.SETTINGS}
+        assert packs["as they are"] < packs["ring in packs"]
+        assert packs["float16"] < packs["bfloat16"]
+
     @pytest.mark.parametrize("setting", list(data_scenarios.SETTINGS))
     def test_what_is_not_finite_stays_so(self, both, setting):
         sums = both[0]["gradients"][setting]
