@@ -27,7 +27,7 @@ def average_batch_statistics(model: keras.Model, step: ReplicaStep) -> None:
         return
     # In one exchange: a network has many of these vectors, and each is small.
     parts = [tf.reshape(tf.cast(one.value, tf.float32), [-1]) for one in variables]
-    sizes = [part.shape[0] for part in parts]
+    sizes: list[Any] = [part.shape[0] for part in parts]
     together = tf.distribute.get_replica_context().all_reduce(
         tf.distribute.ReduceOp.SUM, multiply_no_nan(tf.concat(parts, 0), step.share)
     )

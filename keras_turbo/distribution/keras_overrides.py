@@ -3,9 +3,9 @@
 Two things, and both as narrow as they can be:
 
 - `install` makes models adopt our train and test functions when they are made. Only `keras.Model.__init__` is wrapped,
-  only inside the context, and only for models of that strategy. An adopted model has `make_train_function` and the like,
-  which Keras documents for overriding, as attributes of its own; so it keeps working when the context has been left, and
-  all others never change. A class that overrides one of them keeps its own.
+  only inside the context, and only for models of that strategy. An adopted model has `make_train_function` and the
+  like, which Keras documents for overriding, as attributes of its own; so it keeps working when the context has been
+  left, and all others never change. A class that overrides one of them keeps its own.
 - While the step of an adopted model is traced, `step_overrides.py` stands in for what in Keras averages losses and
   applies gradients. Each stand-in asks whether the thread that calls it is in such a step, and otherwise calls what it
   stands for; when the step is traced, it is gone.
@@ -93,11 +93,18 @@ def _symbolic_build(model: keras.Model, iterator: Any = None, data_batch: Any = 
     if iterator is not None:
         # Keras would average a batch over replicas to learn its shapes, which it can't for a nested one of several
         # workers, nor where the parts are uneven.
+        local_results = model.distribute_strategy.experimental_local_results
         # On one device it reads none, so the epoch that begins here must begin again.
         with positions_kept(keras_internals.private(iterator, "_distributed_dataset")):
-            _, _, batches = next(iter(iterator))
-            local_results = model.distribute_strategy.experimental_local_results
-            data_batch = keras.tree.map_structure(lambda one: local_results(one)[0], next(batches))
+            try:
+                _, _, batches = next(iter(iterator))
+                batch = next(batches)
+            except StopIteration:
+                raise ValueError(
+                    f"The model {model.name!r} was given data without a batch: its shapes can't be known, and there is "
+                    "nothing to train or evaluate on. Give it data with at least one batch."
+                ) from None
+        data_batch = keras.tree.map_structure(lambda one: local_results(one)[0], batch)
     keras_internals.private(type(model), "_maybe_symbolic_build")(model, data_batch=data_batch)
 
 

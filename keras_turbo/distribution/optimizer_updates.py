@@ -179,7 +179,7 @@ def _told(phase: Phase) -> Iterator[None]:
 
 
 def _all_finite(optimizer: keras.optimizers.LossScaleOptimizer, gradients: list[Any], summed: bool) -> tf.Tensor:
-    finite = optimizer.check_finite(gradients)
+    finite: Any = optimizer.check_finite(gradients)
     if summed:
         # An overflow of any replica is in the sum.
         return finite

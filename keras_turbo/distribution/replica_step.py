@@ -1,4 +1,4 @@
-"""What a replica knows of the step that it runs: its rows, those of all replicas, and how losses are averaged over them.
+"""What a replica knows of its step: its rows, those of all replicas, and how losses are averaged over them.
 
 On one device a loss is a mean over the rows of the batch. A replica has a part of those rows, and a last batch may give
 one replica more than another, or none at all. So a replica's loss is here its part of the mean over all rows, times the
@@ -40,6 +40,10 @@ class ReplicaStep:
     def weighted(self, mean: Any) -> Any:
         """Gives a mean over this replica's rows the weight that makes the mean over replicas that over all rows."""
         return multiply_no_nan(mean, self.share * self.replicas)
+
+    def as_mean(self, total: Any) -> Any:
+        """Gives a sum over this replica's rows the size by which its weighted mean over replicas is that of all."""
+        return multiply_no_nan(total, tf.math.divide_no_nan(self.global_rows, self.rows))
 
     def part_of_loss(self, loss: Any, optimizer: Any) -> Any:
         """This replica's part of the mean loss, of which gradients for an optimizer are about to be taken.

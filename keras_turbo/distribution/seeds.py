@@ -29,7 +29,7 @@ def share_random_state(strategy: tf.distribute.Strategy) -> None:
         return
     with strategy.scope():
         # TensorFlow sends the chief's initial value of a variable to all workers.
-        variable = tf.Variable(_packed_state(), trainable=False)
+        variable = tf.Variable(tf.constant(_packed_state()), trainable=False)
     _take(strategy.experimental_local_results(variable)[0].numpy())
 
 
@@ -38,7 +38,8 @@ def _packed_state() -> np.ndarray:
     if seed == _NO_SEED:
         seed = random.SystemRandom().randrange(2**31)
     _, words, gauss = random.getstate()
-    _, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    # The global generator, which data that users write is made with.
+    _, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # noqa: NPY002
     floats = np.array([0.0 if gauss is None else gauss, cached]).view(np.int64)
     numbers = [seed, *words, gauss is not None, *keys.tolist(), position, has_gauss, *floats]
     return np.array(numbers, np.int64)
@@ -52,4 +53,4 @@ def _take(state: np.ndarray) -> None:
     # First, as it sets Python's and NumPy's as well.
     keras.utils.set_random_seed(seed)
     random.setstate((3, tuple(words), gauss if has_python_gauss else None))
-    np.random.set_state(("MT19937", np.array(keys, np.uint32), position, has_gauss, cached))
+    np.random.set_state(("MT19937", np.array(keys, np.uint32), position, has_gauss, cached))  # noqa: NPY002 (as above)

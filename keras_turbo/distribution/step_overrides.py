@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
+import tensorflow as tf
 from keras.src.losses import loss as loss_module  # Keras has no public way to say how losses are averaged.
 
 from keras_turbo.distribution import keras_internals
@@ -54,6 +55,10 @@ def _stand_ins(model: keras.Model) -> Iterator[tuple[Any, str, StandIn]]:
     yield keras.optimizers.Optimizer, "_backend_apply_gradients", _backend_apply_gradients
     yield keras.optimizers.Optimizer, "_all_reduce_sum_gradients", _all_reduce_sum_gradients
     yield keras.optimizers.Optimizer, "_overwrite_model_variables_with_average_value", _overwrite_with_averages
+    if not _activity_losses_are_means():
+        for layer in keras_internals.layers_of(model):
+            if layer.activity_regularizer is not None:
+                yield layer, "activity_regularizer", _regularize_activity
     tracker = getattr(model, "_loss_tracker", None)
     if tracker is not None:
         yield tracker, "update_state", _track_loss
@@ -86,7 +91,7 @@ _places = _Places()
 def _replaced(owner: Any, name: str, stand_in: StandIn) -> Iterator[None]:
     """Replaces an attribute; where several steps are traced at a time, the first does, and the last puts it back."""
     key = id(owner), name
-    is_instance = isinstance(owner, keras.Metric)
+    is_instance = isinstance(owner, keras.Metric | keras.Layer)
     with _places.lock:
         if not hasattr(owner, name):
             raise keras_internals.missing(owner, name)
@@ -145,6 +150,24 @@ def _unscale_loss(own: Callable[..., Any]) -> Callable[..., Any]:
         return own(value) if current_step() is None else value
 
     return unscale_loss_for_distribution
+
+
+@functools.cache
+def _activity_losses_are_means() -> bool:
+    """Whether this Keras divides what an activity regularizer gives by the rows of the batch, as later ones do."""
+    with tf.init_scope():
+        layer = keras.layers.ActivityRegularization(l1=1.0)
+        layer(tf.ones((2, 1)))
+        return float(layer.losses[0]) == 1.0
+
+
+def _regularize_activity(own: Callable[..., Any]) -> Callable[..., Any]:
+    def activity_regularizer(output: Any) -> Any:
+        step = current_step()
+        # A sum over rows, to be treated as a mean over them.
+        return own(output) if step is None else step.as_mean(own(output))
+
+    return activity_regularizer
 
 
 def _track_loss(own: Callable[..., Any]) -> Callable[..., Any]:

@@ -56,7 +56,8 @@ def mirrored(
     # Two strategies of one process would call their exchanges by the same numbers, and TensorFlow (2.17 to 2.21) fails
     # where these differ in shape ("Shape mismatch in the collective instance"). Its own tests help themselves so, too.
     MirroredStrategy._collective_key_base += _COLLECTIVES_OF_A_STRATEGY
-    return MirroredStrategy(devices, cross_device_ops=cross_device_ops)
+    make: Any = MirroredStrategy
+    return make(devices, cross_device_ops=cross_device_ops)
 
 
 def multi_worker(
@@ -73,7 +74,8 @@ def multi_worker(
     Returns:
         A `tf.distribute.MultiWorkerMirroredStrategy`. Models made under it and `keras_overrides.install` train right.
     """
-    return MultiWorkerMirroredStrategy(cluster_resolver, communication_options=communication_options)
+    make: Any = MultiWorkerMirroredStrategy
+    return make(cluster_resolver, communication_options=communication_options)
 
 
 def is_ours(strategy: tf.distribute.Strategy) -> bool:

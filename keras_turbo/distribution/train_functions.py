@@ -47,12 +47,15 @@ class StepFunction:
             replicas of the last step's.
 
         Raises:
-            tf.errors.OutOfRangeError: the iterator has no batch left.
+            tf.errors.OutOfRangeError, StopIteration: the iterator has no batch left.
         """
         if isinstance(iterator, tf.data.Iterator | tf.distribute.DistributedIterator):
-            if not self._model.run_eagerly:
-                return self._on_iterator(iterator)
-            return self._run_eagerly(iterator)
+            if self._model.run_eagerly:
+                return self._run_eagerly(iterator)
+            done, logs = self._on_iterator(iterator)
+            if not done:
+                raise StopIteration
+            return logs
         logs = None
         for _, data in zip(range(self._steps), iterator, strict=False):
             logs = self._on_data(data)
@@ -70,10 +73,13 @@ class StepFunction:
     def _logs_of_data(self, data: Any) -> Any:
         return self._logs(self._step_on_all(data))
 
-    def _logs_of_iterator(self, iterator: Any) -> Any:
-        outputs = self._step_on_all(iterator.get_next())
+    def _logs_of_iterator(self, iterator: Any) -> tuple[tf.Tensor, Any]:
         if self._steps == 1:
-            return self._logs(outputs)
+            return tf.constant(1), self._logs(self._step_on_all(iterator.get_next()))
+        # What a step gives must be known before the loop. Keras' own steps give metrics; others are traced once more.
+        gives_metrics = _is_keras_own(self._model, self._step)
+        first: Any = () if gives_metrics else self._step_on_all(iterator.get_next())
+        done = tf.constant(0 if gives_metrics else 1)
 
         def is_left(done: tf.Tensor, has_value: tf.Tensor, _: Any) -> tf.Tensor:
             return tf.logical_and(has_value, done < self._steps)
@@ -83,10 +89,10 @@ class StepFunction:
             has_value = optional.has_value()
             # Not a call of a traced function: TensorFlow loses the arguments of one that is called in a branch.
             outputs = tf.cond(has_value, lambda: self._step_on_all(optional.get_value()), lambda: outputs)
-            return done + 1, has_value, outputs
+            return done + tf.cast(has_value, tf.int32), has_value, outputs
 
-        *_, outputs = tf.while_loop(is_left, another, (tf.constant(1), tf.constant(True), outputs))
-        return self._logs(outputs)
+        done, _, outputs = tf.while_loop(is_left, another, (done, tf.constant(True), first))
+        return done, self._logs(outputs)
 
     def _logs(self, outputs: Any) -> Any:
         """The logs after the last step; its outputs are empty where metrics stand for them."""
@@ -110,9 +116,8 @@ class StepFunction:
         return keras.tree.map_structure(self._sum_over_replicas, outputs)
 
     def _gives_metrics(self, outputs: Any) -> bool:
-        """Whether a step gives no more than its model's metrics, which are then read once, over all replicas."""
-        names = {name for metric in self._model.metrics for name in [metric.name]}
-        return isinstance(outputs, dict) and bool(outputs) and set(outputs) <= names
+        """Whether a step gives its model's metrics and no more; they are then read once, over all replicas."""
+        return isinstance(outputs, dict) and outputs.keys() == self._model.get_metrics_result().keys()
 
     def _sum_over_replicas(self, parts: Any) -> Any:
         local = self._strategy.experimental_local_results(parts)[0]
@@ -135,6 +140,11 @@ class StepFunction:
         if self._strategy.num_replicas_in_sync == local_replicas:
             return rows
         return self._strategy.reduce("SUM", rows, axis=None)
+
+
+def _is_keras_own(model: keras.Model, step: Callable[[Any], Any]) -> bool:
+    own = getattr(step, "__func__", None) in (keras.Model.train_step, keras.Model.test_step)
+    return own and type(model).compute_metrics is keras.Model.compute_metrics
 
 
 def settle(model: keras.Model) -> None:

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
+import os
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -51,6 +54,14 @@ def results_of(model: keras.Model, history: Any = None, **others: Any) -> Result
         "updates": number(optimizer.iterations),
         **({} if history is None else {"history": history.history}),
         **others,
+    }
+
+
+def scaling_of(model: keras.Model, optimizer: keras.optimizers.LossScaleOptimizer) -> Results:
+    return {
+        "weights": [np.asarray(one) for one in model.get_weights()],
+        "scale": number(optimizer.dynamic_scale),
+        "updates": number(optimizer.inner_optimizer.iterations),
     }
 
 
@@ -304,7 +315,11 @@ def float16(scope: Scope) -> Results:
     y[4] = np.inf
     model.fit(batches(x, y, size=4), verbose=0)
     scale = number(optimizer.dynamic_scale)
-    return {"weights": [np.asarray(one) for one in model.get_weights()], "scale": scale, "steps": number(inner.iterations)}
+    return {
+        "weights": [np.asarray(one) for one in model.get_weights()],
+        "scale": scale,
+        "steps": number(inner.iterations),
+    }
 
 
 def accumulated_float16(scope: Scope) -> Results:
@@ -324,7 +339,11 @@ def accumulated_float16(scope: Scope) -> Results:
     y[7] = np.inf
     model.fit(batches(x, y, size=4), verbose=0)
     scale = number(optimizer.dynamic_scale)
-    return {"weights": [np.asarray(one) for one in model.get_weights()], "scale": scale, "steps": number(inner.iterations)}
+    return {
+        "weights": [np.asarray(one) for one in model.get_weights()],
+        "scale": scale,
+        "steps": number(inner.iterations),
+    }
 
 
 def batch_methods(scope: Scope) -> Results:
@@ -373,6 +392,26 @@ def on_this_worker(names: list[str]) -> dict[str, Any]:
     """Runs scenarios in a worker process; with the traceback of those that fail, so that the others are seen."""
     strategy = strategies.multi_worker()
     return {name: run_scenario(name, lambda: opened(strategy)) for name in names}
+
+
+def random_numbers_of_this_worker() -> Results:
+    """What is random, after each worker began with a seed of its own; and a fit on arrays that Keras shuffles."""
+    index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+    keras.utils.set_random_seed(100 + index)
+    own = [random.random(), np.random.rand(), float(tf.random.uniform(()))]
+    with opened(strategies.multi_worker()):
+        shared = [random.random(), np.random.rand(), np.random.randn(), float(tf.random.uniform(()))]
+        model = keras.Sequential([keras.Input((8,)), layers.Dense(8), layers.Dropout(0.5), layers.Dense(1)])
+        model.compile("sgd", "mse")
+        initial = [np.asarray(one) for one in model.get_weights()]
+    # Each row moves the weights of one output by itself, and by the same amount: each must count once.
+    x = np.eye(12, dtype="float32")
+    with opened(model.distribute_strategy):
+        counting = keras.Sequential([keras.Input((12,)), layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
+        counting.compile(keras.optimizers.SGD(4.0), lambda target, output: target * output)
+    history = counting.fit(x, -np.ones((12, 1), "float32"), batch_size=4, epochs=3, verbose=0)
+    counts = np.asarray(counting.get_weights()[0])[:, 0]
+    return {"own": own, "shared": shared, "initial": initial, "counts": counts, "history": history.history}
 
 
 def largest_difference(found: Any, expected: Any) -> float:

@@ -32,5 +32,5 @@ def test_two_devices_are_as_one(strategy, name):
 def test_the_known_numbers_on_one_device():
     """What the others are compared with is right."""
     assert largest_difference(on_one_device("reported_cases"), EXPECTED_IN_CASES) <= 1e-6
-    assert (on_one_device("float16")["scale"], on_one_device("float16")["steps"]) == (256.0, 3)
-    assert on_one_device("accumulated_float16")["steps"] == 2
+    assert (on_one_device("float16")["scale"], on_one_device("float16")["updates"]) == (256.0, 3)
+    assert on_one_device("accumulated_float16")["updates"] == 2

@@ -124,10 +124,8 @@ def wait_for_all(workers: Sequence[Worker], timeout_seconds: float) -> None:
         time.sleep(0.05)
     codes = [one.process.poll() for one in workers]
     if any(codes) or None in codes:
-        ends = "\n".join(
-            f"--- worker {one.index}: exit code {one.process.poll()}\n{one.output()[-4000:]}" for one in workers
-        )
-        raise AssertionError(f"not all workers ended well within {timeout_seconds} s\n{ends}")
+        ends = [f"worker {one.index}: exit code {one.process.poll()}\n{one.output()[-4000:]}" for one in workers]
+        raise AssertionError(f"not all workers ended well within {timeout_seconds} s\n" + "\n".join(ends))
 
 
 def run_workers(
