@@ -180,7 +180,16 @@ def parts_of_whole_batches(whole: tf.data.Dataset, parts: BatchParts) -> tf.data
     Args:
         whole: elements are structures of dense tensors with the same first axis.
         parts: which are the worker's.
+
+    Raises:
+        ValueError: elements are single numbers, which can't be cut.
     """
+    for leaf in tf.nest.flatten(whole.element_spec):
+        if leaf.shape.rank == 0:
+            raise ValueError(
+                "Each batch is divided among the workers, and here elements have no batch axis (batch_size=None). Give "
+                f"batch_size, that of all workers together. Received elements of {whole.element_spec}."
+            )
     spec = tf.nest.map_structure(lambda leaf: tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype), whole.element_spec)
     leaves = tf.nest.flatten(spec)
     # What tf.distribute cuts batches with, into as many parts as it is told, the last ones without rows if need be.

@@ -55,7 +55,8 @@ class FastDataset(FileDatasets):
             built, which looks at two items (of a `PyDataset` also at the last).
         y: targets, in the same forms as `x`. Only with arrays; elements of other data hold them.
         sample_weight: weights, of shape `(examples,)`. Needs `y`.
-        batch_size: examples a batch, default 32. None: one by one, without a batch axis; elements of a
+        batch_size: examples a batch, default 32; on several devices or workers that of all together (the global batch),
+            which they divide among themselves. None: one by one, without a batch axis; elements of a
             `tf.data.Dataset` then pass as they are. A `PyDataset` has batches of its own size.
         shuffle: whether each epoch has an order of its own: a full shuffle over all positions. Default False. A
             `tf.data.Dataset` has positions only with `cache="memory"` or `"disk"`; without, it is shuffled through a

@@ -16,6 +16,8 @@ from keras_turbo.distribution.gradient_compression import COMPRESSIONS, Compress
 Implementation = Literal["auto", "ring", "nccl"]
 IMPLEMENTATIONS: tuple[Implementation, ...] = get_args(Implementation)
 
+_SUM = tf.distribute.ReduceOp.SUM
+
 # Where a strategy of ours keeps its settings.
 _ATTRIBUTE = "_keras_turbo_communication"
 
@@ -140,7 +142,14 @@ def sum_over_replicas(values: Sequence[Any]) -> list[Any]:
     options = communication.options()
 
     def all_reduce(tensors: list[Any]) -> list[Any]:
-        return context.all_reduce(tf.distribute.ReduceOp.SUM, tensors, options=options)
+        sums: list[Any] = [None] * len(tensors)
+        # Each dtype by itself, since TensorFlow packs what it is given together into one vector.
+        for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+            places = [place for place, tensor in enumerate(tensors) if tensor.dtype == dtype]
+            alike = [tensors[place] for place in places]
+            for place, one in zip(places, context.all_reduce(_SUM, alike, options=options), strict=True):
+                sums[place] = one
+        return sums
 
     values = list(values)
     if not values:

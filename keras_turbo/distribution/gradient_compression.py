@@ -45,7 +45,7 @@ def compressed_sum(
     Args:
         values: tensors or `tf.IndexedSlices`. What is not float32 or float64 is sent as it is.
         compression: "float16" or "bfloat16".
-        all_reduce: sums lists of them over replicas.
+        all_reduce: sums lists of them over replicas, of several dtypes.
 
     Returns:
         The sums, of the dtypes of the values.
@@ -58,7 +58,7 @@ def compressed_sum(
     sent = list(values)
     for place, index in enumerate(chosen):
         sent[index] = _packed(values[index], dtype, None if scales is None else scales[place])
-    received = _reduced_by_dtype(sent, all_reduce)
+    received = all_reduce(sent)
     for place, index in enumerate(chosen):
         scale = None if scales is None else scales[place]
         received[index] = _unpacked(received[index], dtype, scale, values[index].dtype)
@@ -99,16 +99,6 @@ def _unpacked(value: Any, dtype: tf.DType, scale: tf.Tensor | None, original: tf
     if scale is not None:
         tensor = tensor / tf.cast(scale, original)
     return tf.IndexedSlices(tensor, value.indices, value.dense_shape) if is_sparse else tensor
-
-
-def _reduced_by_dtype(values: list[Any], all_reduce: Callable[[list[Any]], list[Any]]) -> list[Any]:
-    """As `all_reduce`, of each dtype by itself: TensorFlow packs what it is given together."""
-    results: list[Any] = [None] * len(values)
-    for dtype in dict.fromkeys(value.dtype for value in values):
-        places = [place for place, value in enumerate(values) if value.dtype == dtype]
-        for place, result in zip(places, all_reduce([values[place] for place in places]), strict=True):
-            results[place] = result
-    return results
 
 
 def _dense(value: Any) -> tf.Tensor:

@@ -98,16 +98,16 @@ def _symbolic_build(model: keras.Model, iterator: Any = None, data_batch: Any = 
         # Keras would average a batch over replicas to learn its shapes, which it can't for a nested one of several
         # workers, nor where the parts are uneven.
         local_results = model.distribute_strategy.experimental_local_results
-        try:
-            # On one device it reads none, so the epoch that begins here must begin again.
-            with positions_kept(keras_internals.private(iterator, "_distributed_dataset")):
+        # On one device it reads none, so the epoch that begins here must begin again.
+        with positions_kept(keras_internals.private(iterator, "_distributed_dataset")):
+            try:
                 _, _, batches = next(iter(iterator))
                 batch = next(batches)
-        except StopIteration:
-            raise ValueError(
-                f"The model {model.name!r} was given data without a batch: its shapes can't be known, and there is "
-                "nothing to train or evaluate on. Give it data with at least one batch."
-            ) from None
+            except StopIteration:
+                raise ValueError(
+                    f"The model {model.name!r} was given data without a batch: its shapes can't be known, and there is "
+                    "nothing to train or evaluate on. Give it data with at least one batch."
+                ) from None
         data_batch = keras.tree.map_structure(lambda one: local_results(one)[0], batch)
     keras_internals.private(type(model), "_maybe_symbolic_build")(model, data_batch=data_batch)
 

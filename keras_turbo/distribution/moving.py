@@ -74,7 +74,7 @@ def _trusting_own_code() -> Iterator[None]:
 
 
 def _own_code_of(model: Any) -> dict[str, Any]:
-    """Functions and classes that a model was compiled with, by the names that stand in its config.
+    """Classes of a model's layers, and what it was compiled with, by the names that stand in its config.
 
     Keras finds those alone that are registered, which code that is never saved need not be.
     """
@@ -82,21 +82,26 @@ def _own_code_of(model: Any) -> dict[str, Any]:
     # to register.
     given = getattr(getattr(model, "_compile_config", None), "config", {})
     own: dict[str, Any] = {}
-    for one in keras.tree.flatten([given.get(name) for name in ("optimizer", "loss", "metrics", "weighted_metrics")]):
+    compiled = keras.tree.flatten([given.get(name) for name in ("optimizer", "loss", "metrics", "weighted_metrics")])
+    for one in [model, *_layers_in(model), *compiled]:
         code = one if callable(one) and hasattr(one, "__name__") else type(one)
         if not code.__module__.startswith(("keras.", "builtins")):
             own[code.__name__] = code
     return own
 
 
+def _layers_in(model: Any) -> Iterator[Any]:
+    for layer in getattr(model, "layers", ()):
+        yield layer
+        yield from _layers_in(layer)
+
+
 def _made_again(model: keras.Model) -> keras.Model:
     try:
-        # What Keras makes of layers; a class of the user's own may need to be made in another way.
-        if type(model) in (keras.Model, keras.Sequential) or type(model).__module__.startswith("keras."):
-            return keras.models.clone_model(model)
-        config = model.get_build_config()
-        copy: Any = type(model).from_config(model.get_config())
-        copy.build_from_config(config)
+        config = keras.saving.serialize_keras_object(model)
+        # Compiled by copy_of, with an error of its own.
+        config.pop("compile_config", None)
+        copy: Any = keras.saving.deserialize_keras_object(config, safe_mode=False)
     except Exception as error:  # whatever a user's layer raises
         raise ValueError(
             f"The model {model.name!r} can't be made again from its config: {error} {_BUILD_IT_THERE}"

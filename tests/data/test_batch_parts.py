@@ -206,6 +206,11 @@ def test_streams_and_py_datasets_are_made_whole_and_cut():
     assert_same(put_together(parts_of(squares, 2, 1), 1), batches_of(squares))
 
 
+def test_single_numbers_can_not_be_divided():
+    with pytest.raises(ValueError, match="no batch axis"):
+        FastDataset(np.arange(4), batch_size=None).part_of_batches(2, 0)
+
+
 def test_class_weights_as_keras_makes_them():
     """What fit(class_weight=...) does to a dataset keeps what its parts need."""
     make = keras.src.trainers.data_adapters.tf_dataset_adapter.make_class_weight_map_fn

@@ -192,9 +192,8 @@ SCENARIOS: dict[str, Callable[[tf.distribute.Strategy, int, Path], Any]] = {
 
 FITS: dict[str, dict[str, Any]] = {
     "ragged": {},
-    "class weights": {"class_weight": {0: 3.0, 1: 0.5}},
+    "resumed, with class weights": {"class_weight": {0: 3.0, 1: 0.5}},
     "endless": {"steps_per_epoch": 5},
-    "resumed": {},
     "compressed": {},
 }
 
@@ -213,9 +212,10 @@ def fit(strategy: tf.distribute.Strategy | None, name: str) -> dict[str, Any]:
         last = keras.layers.Dense(3, kernel_initializer=keras.initializers.GlorotUniform(seed=2))
         model = keras.Sequential([keras.Input((6,)), first, last])
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(keras.optimizers.SGD(0.1), loss, metrics=["accuracy"], jit_compile=False)
+        optimizer = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2 if name == "compressed" else None)
+        model.compile(optimizer, loss, metrics=["accuracy"], jit_compile=False)
     train = FastDataset(x, y, batch_size=8, shuffle=True, seed=4)
-    if name == "resumed":
+    if name.startswith("resumed"):
         train.resume_at(1, 3)
     data = train.repeat() if name == "endless" else train
     validation = FastDataset(x[:21], y[:21], batch_size=8)
@@ -256,6 +256,10 @@ def local_gradients(worker: int) -> dict[str, np.ndarray]:
     }
 
 
+# TensorFlow's operations that sum over workers.
+REDUCTIONS = {"CollectiveReduceV2", "CollectiveReduceV3"}
+
+
 def gradients(strategy: tf.distribute.Strategy, worker: int) -> dict[str, dict[str, Any]]:
     """The sums of those gradients with each of the settings."""
     mine = local_gradients(worker)
@@ -266,10 +270,15 @@ def gradients(strategy: tf.distribute.Strategy, worker: int) -> dict[str, dict[s
 
         @tf.function
         def summed() -> Any:
-            sparse = tf.IndexedSlices(tf.constant(rows), tf.constant([worker, 2, 4]), tf.constant([5, 2]))
-            return strategy.run(lambda: sum_over_replicas([*map(tf.constant, mine.values()), sparse]))
+            def on_replica() -> list[Any]:
+                sparse = tf.IndexedSlices(tf.constant(rows), tf.constant([worker, 2, 4]), tf.constant([5, 2]))
+                return sum_over_replicas([*map(tf.constant, mine.values()), sparse])
+
+            return strategy.run(on_replica)
 
         *dense, sparse = summed()
         sums[name] = dict(zip(mine, (np.asarray(one) for one in dense), strict=True))
         sums[name]["sparse"] = tf.convert_to_tensor(sparse).numpy()
+        sent = [op.inputs[0] for op in summed.get_concrete_function().graph.get_operations() if op.type in REDUCTIONS]
+        sums[name]["sent"] = [[one.dtype.name, one.shape.num_elements()] for one in sent]
     return sums

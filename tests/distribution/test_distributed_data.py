@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from typing import Any
@@ -12,7 +13,7 @@ import tensorflow as tf
 
 from keras_turbo import FastDataset
 from keras_turbo.distribution import strategies
-from keras_turbo.distribution.communication import Communication, communication_of, set_communication
+from keras_turbo.distribution.communication import Communication, communication_of, set_communication, sum_over_replicas
 from keras_turbo.distribution.gradient_compression import UNIT_ROUNDOFF
 from tests.data.epochs import batches_of
 from tests.distribution import data_scenarios
@@ -142,15 +143,25 @@ def test_data_of_their_own_from_a_function(both):
     assert sorted(joined(first + second)) == list(range(NUM_IDS))
 
 
+@pytest.fixture(scope="module")
+def two_devices() -> tf.distribute.Strategy:
+    return strategies.mirrored(["CPU:0", "CPU:1"])
+
+
+@functools.cache
+def alone_on_one_device(name: str) -> dict[str, Any]:
+    return data_scenarios.fit(None, name)
+
+
 @pytest.mark.parametrize("name", list(data_scenarios.FITS))
 @pytest.mark.parametrize("where", ["two devices", "two workers"])
-def test_fit_is_that_of_one_device(both, name, where):
+def test_fit_is_that_of_one_device(both, two_devices, name, where):
     """The same batches, hence the same losses, weights and predictions; and the epochs are counted alike."""
-    alone = data_scenarios.fit(None, name)
+    alone = alone_on_one_device(name)
     if where == "two workers":
         fitted = [worker["fits"][name] for worker in both]
     else:
-        fitted = [data_scenarios.fit(strategies.mirrored(["CPU:0", "CPU:1"]), name)]
+        fitted = [data_scenarios.fit(two_devices, name)]
     tolerance = 2e-3 if name == "compressed" else 1e-6
     for one in fitted:
         # Without an end, the next epoch may be begun ahead of the step that needs it.
@@ -179,6 +190,19 @@ def magnitudes() -> dict[str, np.ndarray]:
     return {name: sum(np.abs(np.asarray(one[name], np.float64)) for one in locally) for name in locally[0]}
 
 
+def test_two_strategies_of_one_process_have_exchanges_of_their_own():
+    """TensorFlow fails where the first exchanges of two strategies differ in shape."""
+    for size in (3, 5):
+        strategy = strategies.mirrored(["CPU:0", "CPU:1"])
+
+        @tf.function
+        def summed(size=size, strategy=strategy) -> Any:
+            return strategy.run(lambda: sum_over_replicas([tf.ones([size])])[0])
+
+        for one in strategy.experimental_local_results(summed()):
+            np.testing.assert_array_equal(one, np.full(size, 2.0))
+
+
 class TestGradients:
     @pytest.mark.parametrize("setting", list(data_scenarios.SETTINGS))
     def test_all_workers_have_the_same_sums(self, both, setting):
@@ -204,6 +228,26 @@ class TestGradients:
         if name in ("usual", "large", "small"):
             # It is compressed: exact sums would be another thing.
             assert np.abs(got - exact[name]).max() > 1e-6 * np.abs(exact[name]).max()
+
+    def test_what_goes_over_the_wire(self, both):
+        """Half the bytes, but for a number a tensor; and as many packs as were asked for."""
+        values = data_scenarios.local_gradients(0).values()
+        single = sum(one.size for one in values if one.dtype == np.float32)
+        double = sum(one.size for one in values if one.dtype == np.float64)
+        num_scaled = sum(one.dtype != np.int32 for one in values) + 1  # with the sparse one
+
+        def sent(setting: str) -> dict[str, int]:
+            elements: dict[str, int] = {}
+            for dtype, number in both[0]["gradients"][setting]["sent"]:
+                elements[dtype] = elements.get(dtype, 0) + number
+            return elements
+
+        assert sent("as they are") == sent("ring in packs") == {"float32": single, "float64": double, "int32": 2}
+        assert sent("float16") == {"float16": single + double, "float32": num_scaled, "int32": 2}
+        assert sent("bfloat16") == {"bfloat16": single + double, "int32": 2}
+        packs = {setting: len(both[0]["gradients"][setting]["sent"]) for setting in data_scenarios.SETTINGS}
+        assert packs["as they are"] < packs["ring in packs"]
+        assert packs["float16"] < packs["bfloat16"]
 
     @pytest.mark.parametrize("setting", list(data_scenarios.SETTINGS))
     def test_what_is_not_finite_stays_so(self, both, setting):
