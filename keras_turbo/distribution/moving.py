@@ -44,19 +44,17 @@ def copy_of(model: keras.Model) -> keras.Model:
     Raises:
         ValueError: it can't be made from its config; with the reason.
     """
-    with _trusting_own_code(), keras.saving.CustomObjectScope(_own_code_of(model)):
+    with _trusting_own_code(), keras.saving.CustomObjectScope(_classes_of(model)):
         copy = _made_again(model)
     _copy_values(model, state_without_metrics(model), state_without_metrics(copy), "variables")
     source: Any = model
-    if getattr(source, "optimizer", None) is None and not getattr(source, "compiled", False):
+    if not source.compiled:
         return copy
     try:
-        with _trusting_own_code(), keras.saving.CustomObjectScope(_own_code_of(source)):
-            settings: Any = keras.saving.deserialize_keras_object(source.get_compile_config(), safe_mode=False)
-        copy.compile(**settings)
+        copy.compile(**_compile_settings(source))
     except Exception as error:  # whatever a user's loss, metric or optimizer raises
         raise ValueError(
-            f"What {model.name!r} was compiled with can't be made again from its config: {error} {_BUILD_IT_THERE}"
+            f"What {model.name!r} was compiled with can't be made again: {error} {_BUILD_IT_THERE}"
         ) from error
     target: Any = copy
     if source.optimizer is not None and source.optimizer.built:
@@ -73,21 +71,29 @@ def _trusting_own_code() -> Iterator[None]:
         yield
 
 
-def _own_code_of(model: Any) -> dict[str, Any]:
-    """Classes of a model's layers, and what it was compiled with, by the names that stand in its config.
+def _compile_settings(model: Any) -> dict[str, Any]:
+    """What a model was compiled with: its own losses and functions, and new ones of what has variables.
 
-    Keras finds those alone that are registered, which code that is never saved need not be.
+    Raises:
+        RuntimeError: this version of Keras keeps them elsewhere.
     """
-    # What was given to compile(); there is no public way to it (Keras 3.12 to 3.15). Without it, Keras' error says what
-    # to register.
-    given = getattr(getattr(model, "_compile_config", None), "config", {})
-    own: dict[str, Any] = {}
-    compiled = keras.tree.flatten([given.get(name) for name in ("optimizer", "loss", "metrics", "weighted_metrics")])
-    for one in [model, *_layers_in(model), *compiled]:
-        code = one if callable(one) and hasattr(one, "__name__") else type(one)
-        if not code.__module__.startswith(("keras.", "builtins")):
-            own[code.__name__] = code
-    return own
+    # There is no public way to it but a config, in which functions without a name (lambda) lose what they refer to.
+    given = getattr(getattr(model, "_compile_config", None), "config", None)
+    if not isinstance(given, dict):
+        raise RuntimeError(f"Keras {keras.__version__} does not keep it where 3.12 to 3.15 do.")
+    return {name: keras.tree.map_structure(_without_variables, value) for name, value in given.items()}
+
+
+def _without_variables(value: Any) -> Any:
+    if isinstance(value, (keras.metrics.Metric, keras.optimizers.Optimizer)):
+        return type(value).from_config(value.get_config())
+    return value
+
+
+def _classes_of(model: Any) -> dict[str, Any]:
+    """Those of a model and its layers, by name: Keras finds those alone that are registered."""
+    own = {type(one).__name__: type(one) for one in [model, *_layers_in(model)]}
+    return {name: one for name, one in own.items() if not one.__module__.startswith("keras.")}
 
 
 def _layers_in(model: Any) -> Iterator[Any]:
