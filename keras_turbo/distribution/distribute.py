@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 from types import TracebackType
-from typing import Any, overload
+from typing import Any, cast, overload
 
 import keras
 import tensorflow as tf
@@ -69,7 +69,7 @@ class Distribution(contextlib.AbstractContextManager["tf.distribute.Strategy"]):
             # Inside of another distribute(), it is that one.
             return tf.distribute.get_strategy()
         else:
-            name, cluster = resolved_name(self._given, os.environ)
+            name, cluster = resolved_name(cast("Name", self._given), os.environ)
             source = name if cluster is None else cluster.source
             if cluster is None:
                 strategy = make_strategy(name, cluster, self._communication)

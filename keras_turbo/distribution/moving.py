@@ -104,7 +104,7 @@ def _layers_in(model: Any) -> Iterator[Any]:
 
 def _made_again(model: keras.Model) -> keras.Model:
     try:
-        config = keras.saving.serialize_keras_object(model)
+        config: Any = keras.saving.serialize_keras_object(model)
         # Compiled by copy_of, with an error of its own.
         config.pop("compile_config", None)
         copy: Any = keras.saving.deserialize_keras_object(config, safe_mode=False)

@@ -20,7 +20,7 @@ is_to_die = os.environ["KERAS_TURBO_RESTART"] == "0" and json.loads(os.environ["
 
 class Dies(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
-        if is_to_die and int(self.model.optimizer.iterations) == step:
+        if is_to_die and int(self.model.optimizer.iterations.numpy()) == step:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
