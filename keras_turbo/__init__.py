@@ -3,6 +3,7 @@
 from keras_turbo.data.fast_dataset import FastDataset
 from keras_turbo.precision import make_precision_safe, use_mixed_precision
 from keras_turbo.layers import MixedPrecisionSafeHead
+from keras_turbo.distribution.distribute import distribute
 from keras_turbo.execution.tune import tune  # isort: skip (in the order in which a batch meets them)
 from keras_turbo.execution.debug_mode import debug_mode
 from keras_turbo.callbacks.async_checkpoint import AsyncCheckpoint
@@ -16,6 +17,7 @@ __all__ = [
     "use_mixed_precision",
     "make_precision_safe",
     "MixedPrecisionSafeHead",
+    "distribute",
     "tune",
     "debug_mode",
     "AsyncCheckpoint",

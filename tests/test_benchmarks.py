@@ -33,6 +33,10 @@ CHECKS = {
     "tabular": {"batches in order equal", "shuffled epochs complete"},
     "checkpoint_stall": {"largest relative difference of losses"},
     "monitor_cost": {"largest difference of losses", "batches equal"},
+    "scaling": {
+        "largest relative difference of losses from one worker's",
+        "largest relative difference of losses with compressed gradients",
+    },
     "memory": {"steps of all over files", "steps of all over positions"},
 }
 

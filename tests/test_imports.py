@@ -20,19 +20,22 @@ AUDIT = CALLBACKS | {"auditing"}
 MAY_IMPORT = {
     # How far long work is, shown in a terminal; it imports nothing of ours.
     "progress": set(),
+    # How values are told in messages; neither does this.
+    "wording": set(),
     # Files by their paths, behind a scheme too; it imports nothing of ours.
     "storage": set(),
     # Facts about the machine are of use to everybody; devices imports nothing of ours either.
-    **{part: {"progress", "devices", "storage"} for part in FOUNDATIONS},
-    "devices": {"progress"},
+    **{part: {"progress", "wording", "devices", "storage"} for part in FOUNDATIONS},
+    "devices": {"progress", "wording"},
     # A head is swapped for a safe one; layers import nothing of ours.
-    "precision": {"progress", "devices", "layers"},
-    "callbacks": FOUNDATIONS,
+    "precision": {"progress", "wording", "devices", "layers"},
+    "callbacks": {"wording", *FOUNDATIONS},
     "auditing": {"progress", *CALLBACKS},
     "": AUDIT,
     "demo": {"", "progress", *AUDIT},
     # Looks at the machine; what it says of keras_turbo's own parts are words.
-    "doctor": {"progress", "devices"},
+    # It reads the cluster's variables as distribute() does.
+    "doctor": {"progress", "wording", "devices", "distribution"},
     "cli": {"", "demo", "doctor", *AUDIT},
     "__main__": {"cli"},
 }

@@ -9,6 +9,7 @@ import keras
 
 from keras_turbo.callbacks.callback_list import callback_list_of
 from keras_turbo.callbacks.checkpoint_options import CheckpointOptions, options_of
+from keras_turbo.callbacks.figures_over_workers import worker_of_model
 from keras_turbo.callbacks.fit_call import fit_call_of
 from keras_turbo.callbacks.fit_run import FitRun
 from keras_turbo.callbacks.monitored_metric import MonitoredMetric
@@ -79,9 +80,10 @@ class AsyncCheckpoint(keras.callbacks.Callback):
             limit.
         max_shard_mb: size above which weights are split, in the format of `model.save_weights(max_shard_size=...)`.
             Default: 2,000.
-        num_shards: workers that save one checkpoint together, each a part. Default 1. With more than one, a signal is
-            heeded at the next save that is due.
-        index: which of them this is, from 0.
+        num_shards: workers that save one checkpoint together, each a part, into a directory that all of them see.
+            Default: those that train the model together (see `distribute()`), 1 without. With more than one, a signal
+            is heeded at the next save that is due, and `save_freq` can't be a time.
+        index: which of them this is, from 0. Default: as the strategy counts.
 
     Raises:
         TypeError, ValueError: an argument that can't be; and in `fit`, before its first batch: a metric that there
@@ -112,8 +114,8 @@ class AsyncCheckpoint(keras.callbacks.Callback):
         when_busy: Literal["wait", "skip"] = "wait",
         max_write_mb_per_second: float | None = None,
         max_shard_mb: float | None = None,
-        num_shards: int = 1,
-        index: int = 0,
+        num_shards: int | None = None,
+        index: int | None = None,
     ) -> None:
         self._options: CheckpointOptions = options_of(locals())
         super().__init__()
@@ -151,7 +153,8 @@ class AsyncCheckpoint(keras.callbacks.Callback):
         callback_list = callback_list_of(self)
         _refuse_rivals(self, self._options.restore, callback_list)
         steps = (self.params or {}).get("steps")
-        run = FitRun(self._options, self._metric, model, fit_call_of(model), steps)
+        options = self._options.for_worker(*worker_of_model(model))
+        run = FitRun(options, self._metric, model, fit_call_of(model), steps)
         self._run = run
         run.begin(self, callback_list)
 

@@ -37,8 +37,8 @@ class CheckpointOptions:
     when_busy: Literal["wait", "skip"]
     max_write_mb_per_second: float | None
     max_shard_mb: float | None
-    num_shards: int
-    index: int
+    num_shards: int | None
+    index: int | None
 
     def __post_init__(self) -> None:
         # Where it is now: a script may go to another working directory later. That of a frozen dataclass is set so.
@@ -65,9 +65,28 @@ class CheckpointOptions:
     @property
     def shard(self) -> tuple[int, int]:
         """Number of workers and index of this one."""
-        return self.num_shards, self.index
+        return self.num_shards or 1, self.index or 0
+
+    def for_worker(self, index: int, number: int) -> CheckpointOptions:
+        """The same where one of several workers saves, unless it was given how many save together.
+
+        Args:
+            index: of this worker.
+            number: how many train together.
+
+        Raises:
+            ValueError: an option that can't be with several workers.
+        """
+        return self if self.num_shards is not None else dataclasses.replace(self, num_shards=number, index=index)
 
     def _check_workers(self) -> None:
+        if self.num_shards is None and self.index is None:
+            return
+        if self.num_shards is None or self.index is None:
+            raise ValueError(
+                f"`num_shards` and `index` belong together. Received: num_shards={self.num_shards!r}, "
+                f"index={self.index!r}."
+            )
         if type(self.num_shards) is not int or self.num_shards < 1:
             raise ValueError(f"`num_shards` must be an integer from 1. Received: num_shards={self.num_shards!r}.")
         if type(self.index) is not int or not 0 <= self.index < self.num_shards:
@@ -89,7 +108,7 @@ class CheckpointOptions:
                     f"The name template {self.name_template!r} has {validated[0]!r}, which is known at an epoch's end "
                     f"only, and save_freq={self.save_freq!r} saves in between, too."
                 )
-        if self.num_shards > 1 and schedule.seconds is not None:
+        if self.shard[0] > 1 and schedule.seconds is not None:
             raise ValueError(
                 f"Several workers must save at the same steps, and their clocks don't agree. Received: save_freq="
                 f'{self.save_freq!r} with num_shards={self.num_shards}. Give a number of steps, or "epoch".'

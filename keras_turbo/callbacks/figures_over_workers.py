@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import keras
 import numpy as np
+
+from keras_turbo.distribution.workers import worker_of
 
 # In this order each worker gives its figures, so that all give equally many. What one has not is NaN. A sum over
 # workers (energy) is the mean times their number.
@@ -24,20 +27,9 @@ GATHERED = (
 )
 
 
-def worker_of(strategy: Any) -> tuple[int, int]:
-    """The index of this worker and the number of workers; (0, 1) where the model trains in one process.
-
-    Args:
-        strategy: a `tf.distribute.Strategy`.
-    """
-    resolver = getattr(strategy, "cluster_resolver", None)
-    if resolver is None or not resolver.task_type:
-        return 0, 1
-    tasks = resolver.cluster_spec().as_dict()
-    # A chief is the first of all; where there is none, worker 0 is.
-    number = sum(len(tasks.get(kind, ())) for kind in ("chief", "worker"))
-    index = int(resolver.task_id or 0)
-    return (index + len(tasks.get("chief", ())) if resolver.task_type == "worker" else 0), max(1, number)
+def worker_of_model(model: Any) -> tuple[int, int]:
+    """The index of this worker and the number of workers that train a model together; (0, 1) in one process."""
+    return worker_of(model.distribute_strategy) if keras.config.backend() == "tensorflow" else (0, 1)
 
 
 def gather_over_workers(strategy: Any, figures: Mapping[str, float]) -> np.ndarray:

@@ -125,7 +125,7 @@ class FitDescription:
             callbacks=values,
             history=history,
             loss_scale=loss_scale(self._model),
-            num_shards=self._options.num_shards,
+            num_shards=self._options.shard[0],
         )
         return state, replaced
 

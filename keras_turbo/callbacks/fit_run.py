@@ -299,7 +299,7 @@ class FitRun:
     @property
     def _waits_for_others(self) -> bool:
         """Whether a signal is heeded at the next save: workers can't agree when it came, but do agree when to save."""
-        return self._options.num_shards > 1
+        return self._options.shard[0] > 1
 
     def before_validation(self) -> None:
         """Before validation, which begins with a reset of the metrics: a save during it must have those of training."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import keras
 
-from keras_turbo.callbacks.figures_over_workers import gather_over_workers, over_workers, worker_of
+from keras_turbo.callbacks.figures_over_workers import gather_over_workers, over_workers, worker_of_model
 from keras_turbo.callbacks.fit_monitor import FitMonitor
 from keras_turbo.callbacks.hardware_figures import HardwareFigures
 from keras_turbo.callbacks.model_figures import optimizer_step
@@ -214,16 +214,11 @@ class GpuUtilization(keras.callbacks.Callback):
         return {} if learning_rate is None else {"learning_rate": float(number(learning_rate))}
 
     def _figures_over_workers(self, figures: Mapping[str, float]) -> dict[str, float]:
-        index, count = self._worker()
+        index, count = worker_of_model(self._trained)
         if count == 1:
             return {}
         gathered = gather_over_workers(self._trained.distribute_strategy, figures)
         return over_workers(gathered) if index == 0 else {}
-
-    def _worker(self) -> tuple[int, int]:
-        if keras.config.backend() != "tensorflow":
-            return 0, 1
-        return worker_of(self._trained.distribute_strategy)
 
     def _new_writer(self) -> None:
         """A writer for this fit: the one of the last fit, unless the steps of another optimizer begin at 0."""
@@ -231,7 +226,7 @@ class GpuUtilization(keras.callbacks.Callback):
             return
         optimizer = self._trained.optimizer
         if self._writer is None or self._optimizer is None or self._optimizer() is not optimizer:
-            index, count = self._worker()
+            index, count = worker_of_model(self._trained)
             folder = os.fspath(self.log_dir)
             self._writer = ScalarWriter(folder if count == 1 else os.path.join(folder, f"worker_{index}"))
             self._optimizer = None if optimizer is None else weakref.ref(optimizer)

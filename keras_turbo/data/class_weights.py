@@ -9,6 +9,54 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_turbo.data.device_prefetch import device_iterator
+from keras_turbo.data.resuming import ResumableDataset
+from keras_turbo.data.variant_dataset import VariantDataset
+
+
+def weights_classes(map_func: Callable) -> bool:
+    """Whether a function for `Dataset.map` is the one that Keras makes of `class_weight`."""
+    return getattr(map_func, "__name__", "") == "class_weights_map_fn" and map_func.__module__.startswith("keras.")
+
+
+class WeightedEpochs(VariantDataset):
+    """The epochs of a dataset with weights by class, which go onto a GPU and to several workers as the dataset does.
+
+    Args:
+        epochs: the dataset.
+        weighted: the same with weights.
+        weigh: makes the one of the other, or of a part of it.
+    """
+
+    def __init__(
+        self,
+        epochs: ResumableDataset,
+        weighted: tf.data.Dataset,
+        weigh: Callable[[tf.data.Dataset], tf.data.Dataset],
+    ) -> None:
+        self._epochs = epochs
+        self._weigh = weigh
+        super().__init__(tf.data.experimental.to_variant(weighted), weighted.element_spec, [weighted], holds=None)
+
+    def prefetch(self, buffer_size: Any, name: str | None = None) -> tf.data.Dataset:
+        """As `tf.data.Dataset.prefetch`, which Keras calls next."""
+        weigh = self._weigh
+        return WeightedEpochs(
+            self._epochs, super().prefetch(buffer_size, name=name), lambda part: weigh(part).prefetch(buffer_size)
+        )
+
+    def __iter__(self) -> tf.data.Iterator:
+        return device_iterator(self, super().__iter__)
+
+    @property
+    def source_of_epochs(self) -> ResumableDataset:
+        """The dataset whose epochs these are."""
+        return self._epochs
+
+    def part_of_batches(self, num_workers: int, worker: int, replicas_per_worker: int = 1) -> tf.data.Dataset:
+        """As `FastDataset.part_of_batches`, with weights."""
+        return self._weigh(self._epochs.part_of_batches(num_workers, worker, replicas_per_worker))
+
 
 def with_all_classes(map_func: Callable) -> Callable:
     """What `Dataset.map` is given, with the function that Keras makes of `class_weight` completed.
@@ -20,7 +68,7 @@ def with_all_classes(map_func: Callable) -> Callable:
     Args:
         map_func: any function for `Dataset.map`.
     """
-    if getattr(map_func, "__name__", "") != "class_weights_map_fn" or not map_func.__module__.startswith("keras."):
+    if not weights_classes(map_func):
         return map_func
     weights = inspect.getclosurevars(map_func).nonlocals.get("class_weight_tensor")
     if weights is None:

@@ -14,8 +14,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_turbo.data.variant_dataset import VariantDataset
-
 logger = logging.getLogger(__name__)
 
 # Batches on the GPU ahead of the step. One would do where all take the same time.
@@ -57,25 +55,6 @@ def accelerator() -> str | None:
     # Where tf.device scopes send it.
     device = tf.zeros([]).device
     return device if tf.DeviceSpec.from_string(device).device_type == "GPU" else None
-
-
-class WeightedDataset(VariantDataset):
-    """What `fit` makes of a dataset for `class_weight`, with iterators as those of the dataset.
-
-    Args:
-        weighted: the dataset with weights.
-    """
-
-    def __init__(self, weighted: tf.data.Dataset) -> None:
-        variant = tf.data.experimental.to_variant(weighted)
-        super().__init__(variant, weighted.element_spec, [weighted], holds=None)
-
-    def prefetch(self, *args: Any, **kwargs: Any) -> tf.data.Dataset:
-        """As `tf.data.Dataset.prefetch`, which Keras puts behind the weights."""
-        return WeightedDataset(super().prefetch(*args, **kwargs))
-
-    def __iter__(self) -> tf.data.Iterator:
-        return device_iterator(self, super().__iter__)
 
 
 def _prefetched_to(device: str) -> Callable[[tf.data.Dataset], tf.data.Dataset]:

@@ -54,9 +54,9 @@ class Epochs:
         order, failures = self._pipeline.order, self._pipeline.failures
         number = order.num_examples
         if self._pipeline.may_skip:
-            positions = np.arange(number) if order.num_shards == 1 else order.positions(0)
+            positions = np.arange(number) if order.is_whole else order.positions(0)
             # A shard has other examples in each epoch, and with them another number of those that fail.
-            varies = order.num_shards > 1 and not order.is_fixed
+            varies = not order.is_whole and not order.is_fixed
             if varies or not failures.are_known(positions):
                 return tf.constant(tf.data.UNKNOWN_CARDINALITY, tf.int64)
             number -= int(np.count_nonzero(failures.are_failed(positions)))

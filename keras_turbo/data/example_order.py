@@ -77,6 +77,11 @@ class ExampleOrder:
         return len(range(self.shard_index, self.num_positions, self.num_shards))
 
     @property
+    def is_whole(self) -> bool:
+        """Whether an epoch visits all positions."""
+        return self.num_shards == 1
+
+    @property
     def is_fixed(self) -> bool:
         """Whether all epochs have one and the same order."""
         return not (self.shuffle and self.reshuffle_each_epoch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import random
 from collections.abc import Callable, Sequence
@@ -11,8 +12,9 @@ import keras
 import tensorflow as tf
 
 from keras_turbo.data.assembly import assemble, source_of
-from keras_turbo.data.class_weights import with_all_classes
-from keras_turbo.data.device_prefetch import WeightedDataset, device_iterator
+from keras_turbo.data.batch_parts import BatchParts, OrderOfParts, parts_of_own_batches, parts_of_whole_batches
+from keras_turbo.data.class_weights import WeightedEpochs, weights_classes, with_all_classes
+from keras_turbo.data.device_prefetch import device_iterator
 from keras_turbo.data.epochs import Epochs
 from keras_turbo.data.example_order import EpochCounter, ExampleOrder, Remainder
 from keras_turbo.data.failures import SkippedExample
@@ -55,7 +57,8 @@ class FastDataset(FileDatasets):
             built, which looks at two items (of a `PyDataset` also at the last).
         y: targets, in the same forms as `x`. Only with arrays; elements of other data hold them.
         sample_weight: weights, of shape `(examples,)`. Needs `y`.
-        batch_size: examples a batch, default 32. None: one by one, without a batch axis; elements of a
+        batch_size: examples a batch, default 32; on several devices or workers that of all together (the global batch),
+            which they divide among themselves. None: one by one, without a batch axis; elements of a
             `tf.data.Dataset` then pass as they are. A `PyDataset` has batches of its own size.
         shuffle: whether each epoch has an order of its own: a full shuffle over all positions. Default False. A
             `tf.data.Dataset` has positions only with `cache="memory"` or `"disk"`; without, it is shuffled through a
@@ -154,13 +157,15 @@ class FastDataset(FileDatasets):
         class_names: list[str] | None = None,
         order: ExampleOrder | None = None,
         like: FastDataset | None = None,
+        counter: EpochCounter | None = None,
     ) -> None:
         self._source = source
         self.class_names = class_names
+        self._seed_was_drawn = settings.seed is None if like is None else like._seed_was_drawn
         self.seed = random.randrange(2**31) if settings.seed is None else int(settings.seed)
         # From here on with the seed in use: a shard of the dataset must have the same order.
         self._settings = settings.with_seed(self.seed)
-        self._counter = EpochCounter()
+        self._counter = counter or EpochCounter()
         self._pipeline, self._dataset = assemble(
             source,
             self._settings,
@@ -205,9 +210,10 @@ class FastDataset(FileDatasets):
 
     def map(self, map_func: Callable, *args: Any, **kwargs: Any) -> tf.data.Dataset:
         """As `tf.data.Dataset.map`; `class_weight` of `fit` may leave classes out, which then weigh 1."""
-        with_weights = with_all_classes(map_func)
-        mapped = super().map(with_weights, *args, **kwargs)
-        return mapped if with_weights is map_func else WeightedDataset(mapped)
+        mapped = super().map(with_all_classes(map_func), *args, **kwargs)
+        if not weights_classes(map_func):
+            return mapped
+        return WeightedEpochs(self, mapped, lambda part: part.map(with_all_classes(map_func), *args, **kwargs))
 
     def cardinality(self) -> tf.Tensor:  # pyright: ignore[reportIncompatibleMethodOverride] (a tensor there, too)
         """Number of batches in an epoch, int64.
@@ -249,9 +255,69 @@ class FastDataset(FileDatasets):
             raise ValueError(
                 f"Shard {index} of {num_shards} would be empty: there are {self._pipeline.order.num_examples} examples."
             )
+        return self._part(order, self._settings)
+
+    def part_of_batches(self, num_workers: int, worker: int, replicas_per_worker: int = 1) -> tf.data.Dataset:
+        """What one of several workers needs of every batch, so that together they train on the batches of this dataset.
+
+        `keras_turbo.distribute` calls it. `batch_size` is that of all replicas together: with a batch of 64, two
+        workers of two devices each give 16 examples to each device. All workers have equally many elements; where a
+        last batch has too few rows, some are without rows. A worker makes its own rows only, where examples have
+        positions; with `on_error="skip"`, of a `PyDataset` and of streams it makes all and keeps its part.
+
+        Args:
+            num_workers: number of workers. All must have the same data and the same `seed`.
+            worker: which of them, from 0.
+            replicas_per_worker: devices that each trains on. Default 1.
+
+        Returns:
+            A dataset with `replicas_per_worker` elements for each batch, in the order of the worker's devices. Its
+            epochs are this dataset's: `resume_at` and `epochs_begun` of this one count for it.
+
+        Raises:
+            ValueError: numbers that can't be.
+        """
+        parts = BatchParts(num_workers, worker, replicas_per_worker)
+        pipeline = self._pipeline
+        if pipeline is None or pipeline.batch_size is None or pipeline.may_skip:
+            return parts_of_whole_batches(self, parts)
+        order = OrderOfParts.of(pipeline.order, pipeline.batch_size, pipeline.drop_remainder, parts)
+        if pipeline.batch_size < parts.num_parts or order.num_examples == 0:
+            return parts_of_whole_batches(self, parts)
+        settings = dataclasses.replace(self._settings, batch_size=order.own_batch_size)
+        own = self._part(order, settings, self._counter)
+        return parts_of_own_batches(own, own._pipeline, order)
+
+    def _part(self, order: ExampleOrder, settings: Settings, counter: EpochCounter | None = None) -> FastDataset:
         part = type(self).__new__(type(self))
-        part._assemble(self._source, self._settings, self.class_names, order, like=self)
+        part._assemble(self._source, settings, self.class_names, order, like=self, counter=counter)
         return part
+
+    @property
+    def source_of_epochs(self) -> FastDataset:
+        """The dataset itself, as what Keras makes of it has it under this name, too."""
+        return self
+
+    @property
+    def seed_was_drawn(self) -> bool:
+        """Whether nobody gave the seed."""
+        return self._seed_was_drawn
+
+    def adopt_seed(self, seed: int) -> None:
+        """Takes another seed in place of one that was drawn, as workers do that train together.
+
+        Raises:
+            ValueError: the seed was given.
+        """
+        if not self._seed_was_drawn:
+            raise ValueError(f"This dataset was given seed={self.seed}, and can't take the seed {seed} in its place.")
+        if seed == self.seed:
+            return
+        # Iterators over the graph so far go on.
+        self._replaced = [*getattr(self, "_replaced", []), (self._pipeline, self._epochs)]
+        order = None if self._pipeline is None else dataclasses.replace(self._pipeline.order, seed=seed)
+        settings = self._settings.with_seed(seed)
+        self._assemble(self._source, settings, self.class_names, order, like=self, counter=self._counter)
 
     # What it knows of its examples.
 

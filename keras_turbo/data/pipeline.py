@@ -68,6 +68,8 @@ class Pipeline:
     fill_store: Callable[[], None] | None = None
     counter: EpochCounter = dataclasses.field(default_factory=EpochCounter)
     _store_has_all: bool = dataclasses.field(default=False, init=False)
+    #: The batch with which the epoch began that began last.
+    first_batch: int = dataclasses.field(default=0, init=False)
     _first_ordinal: int = dataclasses.field(default=0, init=False)
 
     #: Whether `dataset` can put batches together in stacks.
@@ -123,12 +125,13 @@ class Pipeline:
         if self.fill_store is not None:
             self.fill_store()
         epoch, first_batch = self.counter.begin_epoch()
-        self._first_ordinal = min(int(first_batch) * (self.batch_size or 1), self.order.num_examples)
+        self.first_batch = int(first_batch)
+        self._first_ordinal = min(self.first_batch * (self.batch_size or 1), self.order.num_examples)
         return epoch, np.int64(self._first_ordinal), self.order.permutation(tf.constant(epoch)).numpy()
 
     def store_is_complete(self) -> np.bool_:
         """Whether the store has all that the next epoch wants, but for what can't be loaded."""
-        is_whole = self.order.num_shards == 1
+        is_whole = self.order.is_whole
         return np.bool_(
             self._has(
                 np.arange(self.order.num_positions) if is_whole else self.order.positions(self.counter.next_epoch)
@@ -152,7 +155,7 @@ class Pipeline:
             return True
         if self.store is None:
             return False
-        whole = self.order.num_shards == 1 or not self.order.is_fixed
+        whole = self.order.is_whole or not self.order.is_fixed
         wanted = self.order.num_positions if whole else self.order.num_examples
         if self.store.num_filled + len(self.failures.skipped) < wanted:
             return False  # the usual case, told apart from the others at the cost of counting
@@ -357,9 +360,7 @@ class Pipeline:
     def end_pass(self, epoch: np.integer) -> None:
         """Takes note that an epoch is through."""
         everything = np.arange(self.order.num_positions)
-        self.failures.end_pass(
-            everything if self.order.num_shards == 1 else self.order.positions(self._epoch_number(epoch))
-        )
+        self.failures.end_pass(everything if self.order.is_whole else self.order.positions(self._epoch_number(epoch)))
 
     def _epoch_number(self, epoch: np.integer) -> int:
         # An epoch of which nothing arrived has not told its number.

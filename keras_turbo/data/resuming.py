@@ -28,6 +28,10 @@ class ResumableDataset(VariantDataset):
     def why_batches_are_read(self) -> str | None:
         """Why `resume_at` must read the batches before; None where it need not."""
 
+    @abc.abstractmethod
+    def part_of_batches(self, num_workers: int, worker: int, replicas_per_worker: int = 1) -> tf.data.Dataset:
+        """What one of several workers needs of every batch."""
+
     @property
     def epochs_begun(self) -> int:
         """Number of epochs that have begun, each at its first batch. Set it to let the next one be any other again.
@@ -104,6 +108,15 @@ class RepeatedEpochs(VariantDataset):
         self._batches = batches
         variant = tf.data.experimental.to_variant(repeated)
         super().__init__(variant, repeated.element_spec, [epochs], holds=None)
+
+    @property
+    def source_of_epochs(self) -> ResumableDataset:
+        """The dataset whose epochs these are."""
+        return self._epochs
+
+    def part_of_batches(self, num_workers: int, worker: int, replicas_per_worker: int = 1) -> tf.data.Dataset:
+        """As `FastDataset.part_of_batches`, without end."""
+        return self._epochs.part_of_batches(num_workers, worker, replicas_per_worker).repeat()
 
     def resume_at(self, epoch: int, batch: int) -> None:
         """As `FastDataset.resume_at`; the batch is counted on over epochs, from the beginning of that one."""

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import IO, Any, Literal
 
+from keras_turbo.wording import listed
+
 Level = Literal["fine", "could be better", "wrong"]
 
 # Below this width the third column of a table has no room for words.
@@ -168,15 +170,3 @@ def version_tuple(text: str) -> tuple[int, ...]:
         if digits != part:
             break
     return tuple(numbers)
-
-
-def listed(items: Sequence[object], most: int | None = None) -> str:
-    """The items with commas between them; of more than `most` only the first ones, and how many more there are."""
-    shown = ", ".join(map(str, items[:most]))
-    return shown if most is None or len(items) <= most else f"{shown} and {len(items) - most} more"
-
-
-def quoted(value: object, most: int = 80) -> str:
-    """The value as Python writes it, cut short where it is long: variables may hold anything."""
-    text = repr(value)
-    return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from keras_turbo.devices.gpu_wiring import Driver, PcieLink
 from keras_turbo.devices.gpus import GpuCounters
-from keras_turbo.doctor.findings import Finding, listed, quoted
+from keras_turbo.doctor.findings import Finding
+from keras_turbo.wording import listed, quoted
 
 TOPIC = "GPUs"
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from keras_turbo.devices.cpu import Cores, cores
 from keras_turbo.devices.free_memory import free_memory_bytes, memory_limit_bytes
 from keras_turbo.devices.hardware import cpu_from_cpuinfo
-from keras_turbo.doctor.findings import Finding, listed
+from keras_turbo.doctor.findings import Finding
+from keras_turbo.wording import listed
 
 TOPIC = "CPU and memory"
 

@@ -9,7 +9,8 @@ import platform
 from collections.abc import Mapping
 
 from keras_turbo.devices.gpu_wiring import Driver
-from keras_turbo.doctor.findings import Finding, listed, version_tuple
+from keras_turbo.doctor.findings import Finding, version_tuple
+from keras_turbo.wording import listed
 
 TOPIC = "versions"
 

@@ -400,8 +400,9 @@ class TestTheBest:
             ({"max_write_mb_per_second": 0}, "positive number of megabytes"),
             ({"max_shard_mb": -1}, "positive number of megabytes"),
             ({"num_shards": 2, "index": 2}, "`index` must be .* below num_shards=2. Received: index=2"),
-            ({"num_shards": 0}, "`num_shards` must be an integer from 1. Received: num_shards=0"),
-            ({"num_shards": 2, "save_freq": "10s"}, "clocks don't agree"),
+            ({"num_shards": 0, "index": 0}, "`num_shards` must be an integer from 1. Received: num_shards=0"),
+            ({"num_shards": 2}, "belong together. Received: num_shards=2, index=None"),
+            ({"num_shards": 2, "index": 0, "save_freq": "10s"}, "clocks don't agree"),
         ],
     )
     def test_options_that_can_not_be(self, tmp_path, options, message):

@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from keras_turbo.doctor.findings import Finding, Report, listed, not_examined, quoted, version_tuple
+from keras_turbo.doctor.findings import Finding, Report, not_examined, version_tuple
+from keras_turbo.wording import listed, quoted
 
 FINE = Finding("GPUs", "fine", "All is well.", figures={"memory_mb": 3.5})
 BETTER = Finding("disk", "could be better", "It is slow.", "Buy [another] one.")

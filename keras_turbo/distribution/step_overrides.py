@@ -1,0 +1,232 @@
+"""What stands in for parts of Keras while the step of an adopted model is traced, and for nobody else.
+
+Each stand-in asks whether the thread that calls it is in such a step, and otherwise calls what it stands for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.losses import loss as loss_module  # Keras has no public way to say how losses are averaged.
+
+from keras_turbo.distribution import keras_internals
+from keras_turbo.distribution.optimizer_updates import (
+    Phase,
+    apply_accumulating,
+    apply_over_replicas,
+    current_phase,
+)
+from keras_turbo.distribution.replica_step import current_step
+
+# Gives the stand-in for the function that it is given.
+StandIn = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+@contextlib.contextmanager
+def step_overrides(model: keras.Model) -> Iterator[None]:
+    """Puts the stand-ins in their places.
+
+    Args:
+        model: whose step is traced.
+
+    Raises:
+        RuntimeError: this Keras lacks what they stand for.
+    """
+    with contextlib.ExitStack() as stack:
+        for owner, name, stand_in in _stand_ins(model):
+            stack.enter_context(_replaced(owner, name, stand_in))
+        yield
+
+
+def _stand_ins(model: keras.Model) -> Iterator[tuple[Any, str, StandIn]]:
+    yield loss_module, "reduce_values", _reduce_values
+    yield loss_module, "apply_mask", _apply_mask
+    yield loss_module, "scale_loss_for_distribution", _scale_loss
+    yield loss_module, "unscale_loss_for_distribution", _unscale_loss
+    for name, stand_in in (("apply", _apply), ("scale_loss", _scale_loss_for_gradients)):
+        for optimizer in _optimizer_classes(name):
+            yield optimizer, name, stand_in
+    yield keras.optimizers.Optimizer, "_backend_apply_gradients", _backend_apply_gradients
+    yield keras.optimizers.Optimizer, "_all_reduce_sum_gradients", _all_reduce_sum_gradients
+    yield keras.optimizers.Optimizer, "_overwrite_model_variables_with_average_value", _overwrite_with_averages
+    if not _activity_losses_are_means():
+        for layer in keras_internals.layers_of(model):
+            if layer.activity_regularizer is not None:
+                yield layer, "activity_regularizer", _regularize_activity
+    tracker = getattr(model, "_loss_tracker", None)
+    if tracker is not None:
+        yield tracker, "update_state", _track_loss
+
+
+def _optimizer_classes(method: str) -> list[type]:
+    """Keras' optimizer, and those of its kin that scale the loss and have a method of their own."""
+    classes: list[type] = [keras.optimizers.Optimizer]
+    found: list[type] = [keras.optimizers.LossScaleOptimizer]
+    while found:
+        one = found.pop()
+        found += one.__subclasses__()
+        if method in vars(one):
+            classes.append(one)
+    return classes
+
+
+class _Places:
+    """What is replaced now, how often, and what was there before."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.users: dict[tuple[int, str], int] = {}
+
+
+_places = _Places()
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, stand_in: StandIn) -> Iterator[None]:
+    """Replaces an attribute; where several steps are traced at a time, the first does, and the last puts it back."""
+    key = id(owner), name
+    is_instance = isinstance(owner, keras.Metric | keras.Layer)
+    with _places.lock:
+        if not hasattr(owner, name):
+            raise keras_internals.missing(owner, name)
+        _places.users[key] = _places.users.get(key, 0) + 1
+        if _places.users[key] == 1:
+            own = getattr(owner, name)
+            function = functools.wraps(own)(stand_in(own))
+            # An inherited one is put back by removing ours.
+            function.keras_turbo_replaced = (name in vars(owner), own)  # type: ignore[attr-defined]
+            (object.__setattr__ if is_instance else setattr)(owner, name, function)
+    try:
+        yield
+    finally:
+        with _places.lock:
+            _places.users[key] -= 1
+            if not _places.users[key]:
+                del _places.users[key]
+                was_own, own = vars(owner)[name].keras_turbo_replaced
+                if was_own:
+                    (object.__setattr__ if is_instance else setattr)(owner, name, own)
+                else:
+                    (object.__delattr__ if is_instance else delattr)(owner, name)
+
+
+def _reduce_values(own: Callable[..., Any]) -> Callable[..., Any]:
+    def reduce_values(values: Any, sample_weight: Any = None, reduction: Any = "sum_over_batch_size") -> Any:
+        step = current_step()
+        if step is None:
+            return own(values, sample_weight, reduction)
+        return step.reduced_loss(values, sample_weight, reduction)
+
+    return reduce_values
+
+
+def _apply_mask(own: Callable[..., Any]) -> Callable[..., Any]:
+    def apply_mask(sample_weight: Any, mask: Any, dtype: Any, reduction: Any) -> Any:
+        step = current_step()
+        if step is None or mask is None or reduction not in ("mean", "sum_over_batch_size"):
+            return own(sample_weight, mask, dtype, reduction)
+        # Keras makes up for what the mask leaves out by this replica's count.
+        return own(sample_weight, mask, dtype, "sum") * step.valid_ratio(mask, dtype)
+
+    return apply_mask
+
+
+def _scale_loss(own: Callable[..., Any]) -> Callable[..., Any]:
+    def scale_loss_for_distribution(value: Any) -> Any:
+        step = current_step()
+        return own(value) if step is None else step.weighted(value)
+
+    return scale_loss_for_distribution
+
+
+def _unscale_loss(own: Callable[..., Any]) -> Callable[..., Any]:
+    def unscale_loss_for_distribution(value: Any) -> Any:
+        return own(value) if current_step() is None else value
+
+    return unscale_loss_for_distribution
+
+
+@functools.cache
+def _activity_losses_are_means() -> bool:
+    """Whether this Keras divides what an activity regularizer gives by the rows of the batch, as later ones do."""
+    with tf.init_scope():
+        layer = keras.layers.ActivityRegularization(l1=1.0)
+        layer(tf.ones((2, 1)))
+        return float(layer.losses[0]) == 1.0
+
+
+def _regularize_activity(own: Callable[..., Any]) -> Callable[..., Any]:
+    def activity_regularizer(output: Any) -> Any:
+        step = current_step()
+        # A sum over rows, to be treated as a mean over them.
+        return own(output) if step is None else step.as_mean(own(output))
+
+    return activity_regularizer
+
+
+def _track_loss(own: Callable[..., Any]) -> Callable[..., Any]:
+    def update_state(values: Any, sample_weight: Any = None) -> Any:
+        step = current_step()
+        if step is not None and step.loss_is_global and sample_weight is not None:
+            # Each replica's loss stands for its part of all rows, and a replica without rows has one, too.
+            sample_weight = step.global_rows / step.replicas
+        return own(values, sample_weight=sample_weight)
+
+    return update_state
+
+
+def _scale_loss_for_gradients(own: Callable[..., Any]) -> Callable[..., Any]:
+    def scale_loss(self: Any, loss: Any) -> Any:
+        step = current_step()
+        # A subclass' may call that of its base.
+        if step is None or step.has_part_of(self):
+            return own(self, loss)
+        return own(self, step.part_of_loss(loss, self))
+
+    return scale_loss
+
+
+def _apply(own: Callable[..., Any]) -> Callable[..., Any]:
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> None:
+        step = current_step()
+        if step is None or current_phase() is not None:
+            own(self, grads, trainable_variables)
+        else:
+            apply_over_replicas(step, self, own, list(grads), trainable_variables)
+
+    return apply
+
+
+def _backend_apply_gradients(own: Callable[..., Any]) -> Callable[..., Any]:
+    def backend_apply_gradients(self: Any, grads: Any, trainable_variables: Any) -> None:
+        phase = current_phase()
+        if phase is None or phase is Phase.UPDATE:
+            own(self, grads, trainable_variables)
+        else:
+            apply_accumulating(phase, self, grads, trainable_variables)
+
+    return backend_apply_gradients
+
+
+def _all_reduce_sum_gradients(own: Callable[..., Any]) -> Callable[..., Any]:
+    def all_reduce_sum_gradients(self: Any, grads_and_vars: Any) -> Any:
+        # They are summed before.
+        return own(self, grads_and_vars) if current_phase() is None else list(grads_and_vars)
+
+    return all_reduce_sum_gradients
+
+
+def _overwrite_with_averages(own: Callable[..., Any]) -> Callable[..., Any]:
+    def overwrite_model_variables_with_average_value(self: Any, trainable_variables: Any) -> None:
+        if current_phase() is None:
+            own(self, trainable_variables)
+        else:
+            keras_internals.overwrite_with_averages(self, trainable_variables)
+
+    return overwrite_model_variables_with_average_value

@@ -1,0 +1,165 @@
+"""What `fit` and `evaluate` call for a model under one of our strategies: steps on batches of all replicas."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_turbo.distribution.batch_statistics import average_batch_statistics
+from keras_turbo.distribution.replica_step import ReplicaStep, entered, first_tensor, number_of_rows
+from keras_turbo.distribution.step_overrides import step_overrides
+
+
+class StepFunction:
+    """Runs `steps_per_execution` steps on the batches of an iterator, or as many as are left, and gives logs.
+
+    Args:
+        model: whose steps they are.
+        step: its `train_step` or `test_step`.
+        is_training: whether it changes the weights.
+    """
+
+    def __init__(self, model: keras.Model, step: Callable[[Any], Any], *, is_training: bool) -> None:
+        self._model = model
+        self._strategy = model.distribute_strategy
+        self._step = step
+        self._is_training = is_training
+        self._steps = model.steps_per_execution
+        # As in Keras, what TensorFlow traces is not rewritten by AutoGraph.
+        self._on_data: Any = tf.autograph.experimental.do_not_convert(self._logs_of_data)
+        self._on_iterator: Any = tf.autograph.experimental.do_not_convert(self._logs_of_iterator)
+        if not model.run_eagerly:
+            self._on_data = tf.function(self._on_data, reduce_retracing=True)
+            self._on_iterator = tf.function(self._on_iterator, reduce_retracing=True)
+
+    def __call__(self, iterator: Any) -> Any:
+        """Runs an execution.
+
+        Args:
+            iterator: of a distributed dataset, or any iterable over batches that each replica is to get whole.
+
+        Returns:
+            What a step gives: for the model's metrics, what they are now over all replicas, and otherwise the mean over
+            replicas of the last step's.
+
+        Raises:
+            tf.errors.OutOfRangeError, StopIteration: the iterator has no batch left.
+        """
+        if isinstance(iterator, tf.data.Iterator | tf.distribute.DistributedIterator):
+            if self._model.run_eagerly:
+                return self._run_eagerly(iterator)
+            done, logs = self._on_iterator(iterator)
+            if not done:
+                raise StopIteration
+            return logs
+        logs = None
+        for _, data in zip(range(self._steps), iterator, strict=False):
+            logs = self._on_data(data)
+        return logs
+
+    def _run_eagerly(self, iterator: Any) -> Any:
+        outputs = self._step_on_all(iterator.get_next())
+        for _ in range(self._steps - 1):
+            optional = iterator.get_next_as_optional()
+            if not optional.has_value():
+                break
+            outputs = self._step_on_all(optional.get_value())
+        return self._logs(outputs)
+
+    def _logs_of_data(self, data: Any) -> Any:
+        return self._logs(self._step_on_all(data))
+
+    def _logs_of_iterator(self, iterator: Any) -> tuple[tf.Tensor, Any]:
+        if self._steps == 1:
+            return tf.constant(1), self._logs(self._step_on_all(iterator.get_next()))
+        # What a step gives must be known before the loop. Keras' own steps give metrics; others are traced once more.
+        gives_metrics = _is_keras_own(self._model, self._step)
+        first: Any = () if gives_metrics else self._step_on_all(iterator.get_next())
+        done = tf.constant(0 if gives_metrics else 1)
+
+        def is_left(done: tf.Tensor, has_value: tf.Tensor, _: Any) -> tf.Tensor:
+            return tf.logical_and(has_value, done < self._steps)
+
+        def another(done: tf.Tensor, _: tf.Tensor, outputs: Any) -> tuple[Any, ...]:
+            optional = iterator.get_next_as_optional()
+            has_value = optional.has_value()
+            # Not a call of a traced function: TensorFlow loses the arguments of one that is called in a branch.
+            outputs = tf.cond(has_value, lambda: self._step_on_all(optional.get_value()), lambda: outputs)
+            return done + tf.cast(has_value, tf.int32), has_value, outputs
+
+        done, _, outputs = tf.while_loop(is_left, another, (done, tf.constant(True), first))
+        return done, self._logs(outputs)
+
+    def _logs(self, outputs: Any) -> Any:
+        """The logs after the last step; its outputs are empty where metrics stand for them."""
+        return self._model.get_metrics_result() if outputs == () else outputs
+
+    def _step_on_all(self, data: Any) -> Any:
+        data = keras.tree.map_structure(lambda one: None if isinstance(one, tf.experimental.Optional) else one, data)
+        global_rows = self._global_rows(data)
+
+        def on_replica(data: Any, global_rows: tf.Tensor) -> Any:
+            with entered(ReplicaStep(number_of_rows(data), global_rows, self._strategy.num_replicas_in_sync)) as step:
+                outputs = self._step(data)
+                if self._is_training:
+                    average_batch_statistics(self._model, step)
+                if self._gives_metrics(outputs):
+                    return ()
+                return keras.tree.map_structure(step.weighted_output, outputs)
+
+        with step_overrides(self._model):
+            outputs = self._strategy.run(on_replica, args=(data, global_rows))
+        return keras.tree.map_structure(self._sum_over_replicas, outputs)
+
+    def _gives_metrics(self, outputs: Any) -> bool:
+        """Whether a step gives its model's metrics and no more; they are then read once, over all replicas."""
+        return isinstance(outputs, dict) and outputs.keys() == self._model.get_metrics_result().keys()
+
+    def _sum_over_replicas(self, parts: Any) -> Any:
+        local = self._strategy.experimental_local_results(parts)[0]
+        if not local.dtype.is_floating:
+            return local
+        return self._strategy.reduce("SUM", parts, axis=None)
+
+    def _global_rows(self, data: Any) -> tf.Tensor:
+        """Rows of all replicas."""
+        first = first_tensor(data)
+        local_replicas = len(self._strategy.extended.worker_devices)
+        if first is None:
+            return tf.constant(self._strategy.num_replicas_in_sync, tf.int64)
+        if isinstance(first, tf.distribute.DistributedValues):
+            parts = self._strategy.experimental_local_results(first)
+            rows = tf.add_n([number_of_rows(part) for part in parts])
+        else:
+            # Each replica is given the whole of it.
+            rows = number_of_rows(first) * local_replicas
+        if self._strategy.num_replicas_in_sync == local_replicas:
+            return rows
+        return self._strategy.reduce("SUM", rows, axis=None)
+
+
+def _is_keras_own(model: keras.Model, step: Callable[[Any], Any]) -> bool:
+    own = getattr(step, "__func__", None) in (keras.Model.train_step, keras.Model.test_step)
+    return own and type(model).compute_metrics is keras.Model.compute_metrics
+
+
+def settle(model: keras.Model) -> None:
+    """Switches XLA off, with a warning, where TensorFlow can't compile steps of several replicas with it.
+
+    Args:
+        model: whose functions are about to be made.
+    """
+    replicas = model.distribute_strategy.num_replicas_in_sync
+    if not model.jit_compile or replicas == 1:
+        return
+    model.jit_compile = False
+    warnings.warn(
+        f"jit_compile is switched off for model {model.name!r}: TensorFlow {tf.__version__} can't compile a step that "
+        f"exchanges values between {replicas} replicas with XLA. Compile it with jit_compile=False to be rid of this "
+        "warning.",
+        stacklevel=4,
+    )
