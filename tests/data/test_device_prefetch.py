@@ -90,7 +90,7 @@ class TestPrefetched:
             return seen[-1]
 
         monkeypatch.setattr("keras_turbo.data.fast_dataset.device_iterator", watched)
-        monkeypatch.setattr(device_prefetch, "device_iterator", watched)
+        monkeypatch.setattr("keras_turbo.data.class_weights.device_iterator", watched)
         data = {"batch_size": 4, "shuffle": True, "seed": 1}
         ours = losses(FastDataset(ROWS, LABELS, **data), **options)
         assert all(hasattr(iterator, "host_iterator") for iterator in seen)
