@@ -8,12 +8,12 @@ import tensorflow as tf
 
 from keras_turbo.distribution.distributed_data import distribute_dataset
 
+# More exchanges than one strategy ever numbers.
+_COLLECTIVES_OF_A_STRATEGY = 100_000
+
 
 class _SplitsData:
     """What both strategies have beyond TensorFlow's."""
-
-    # "float16" or "bfloat16" where gradients are to be summed in half precision; read in `gradients`.
-    gradient_compression: str | None = None
 
     def experimental_distribute_dataset(
         self, dataset: tf.data.Dataset, options: tf.distribute.InputOptions | None = None
@@ -34,6 +34,8 @@ class _SplitsData:
 class MirroredStrategy(_SplitsData, tf.distribute.MirroredStrategy):
     """Several devices of this machine. See `mirrored`."""
 
+    _collective_key_base = 0
+
 
 class MultiWorkerMirroredStrategy(_SplitsData, tf.distribute.MultiWorkerMirroredStrategy):
     """The devices of several workers. See `multi_worker`."""
@@ -51,6 +53,9 @@ def mirrored(
     Returns:
         A `tf.distribute.MirroredStrategy`. Models made under it and `keras_overrides.install` train right.
     """
+    # Two strategies of one process would call their exchanges by the same numbers, and TensorFlow (2.17 to 2.21) fails
+    # where these differ in shape ("Shape mismatch in the collective instance"). Its own tests help themselves so, too.
+    MirroredStrategy._collective_key_base += _COLLECTIVES_OF_A_STRATEGY
     make: Any = MirroredStrategy
     return make(devices, cross_device_ops=cross_device_ops)
 
