@@ -321,12 +321,7 @@ def float16(scope: Scope) -> Results:
     y = x.sum(-1, keepdims=True)
     y[4] = np.inf
     model.fit(batches(x, y, size=4), verbose=0)
-    scale = number(optimizer.dynamic_scale)
-    return {
-        "weights": [np.asarray(one) for one in model.get_weights()],
-        "scale": scale,
-        "steps": number(inner.iterations),
-    }
+    return scaling_of(model, optimizer)
 
 
 def accumulated_float16(scope: Scope) -> Results:
@@ -345,12 +340,7 @@ def accumulated_float16(scope: Scope) -> Results:
     y = x.sum(-1, keepdims=True)
     y[7] = np.inf
     model.fit(batches(x, y, size=4), verbose=0)
-    scale = number(optimizer.dynamic_scale)
-    return {
-        "weights": [np.asarray(one) for one in model.get_weights()],
-        "scale": scale,
-        "steps": number(inner.iterations),
-    }
+    return scaling_of(model, optimizer)
 
 
 def batch_methods(scope: Scope) -> Results:
