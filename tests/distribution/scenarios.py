@@ -191,6 +191,13 @@ def custom_train_step(scope: Scope) -> Results:
     return results_of(model, history)
 
 
+class SignDescent(keras.optimizers.SGD):
+    """An optimizer that has an `apply` of its own."""
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        super().apply([keras.ops.sign(one) for one in grads], trainable_variables)
+
+
 class TwoOptimizers(keras.Model):
     """Two optimizers, losses by hand, and logs that are no metrics."""
 
@@ -220,7 +227,7 @@ class TwoOptimizers(keras.Model):
 def handwritten_losses(scope: Scope) -> Results:
     with scope():
         model = TwoOptimizers()
-        model.compile([keras.optimizers.Adam(0.01, clipnorm=1.0), keras.optimizers.SGD(0.1)])
+        model.compile([keras.optimizers.Adam(0.01, clipnorm=1.0), SignDescent(0.1)])
     x, _ = samples(15)
     history = model.fit(batches(x, x.sum(-1, keepdims=True)), epochs=2, verbose=0)
     return results_of(model, history)
@@ -314,12 +321,7 @@ def float16(scope: Scope) -> Results:
     y = x.sum(-1, keepdims=True)
     y[4] = np.inf
     model.fit(batches(x, y, size=4), verbose=0)
-    scale = number(optimizer.dynamic_scale)
-    return {
-        "weights": [np.asarray(one) for one in model.get_weights()],
-        "scale": scale,
-        "steps": number(inner.iterations),
-    }
+    return scaling_of(model, optimizer)
 
 
 def accumulated_float16(scope: Scope) -> Results:
@@ -338,12 +340,7 @@ def accumulated_float16(scope: Scope) -> Results:
     y = x.sum(-1, keepdims=True)
     y[7] = np.inf
     model.fit(batches(x, y, size=4), verbose=0)
-    scale = number(optimizer.dynamic_scale)
-    return {
-        "weights": [np.asarray(one) for one in model.get_weights()],
-        "scale": scale,
-        "steps": number(inner.iterations),
-    }
+    return scaling_of(model, optimizer)
 
 
 def batch_methods(scope: Scope) -> Results:

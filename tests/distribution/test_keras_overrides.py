@@ -262,3 +262,10 @@ def test_validation_reads_its_data_once_an_epoch(strategy):
     model.fit(x, y, verbose=0)
     model.fit(x, y, epochs=3, validation_data=data, verbose=0)
     assert len(begun) == 3
+
+
+def test_a_loss_without_reduction_is_refused(strategy):
+    with opened(strategy):
+        model = classifier(loss=CROSSENTROPY(reduction=None))
+    with pytest.raises(ValueError, match="reduction=None: what it gives for each row can't be brought together"):
+        model.fit(*samples(6), verbose=0)
