@@ -76,9 +76,11 @@ def positions_kept(distributed: Any) -> Iterator[None]:
     """
     numbered = getattr(distributed, "keras_turbo_epochs", [])
     positions = [one.position for one in numbered]
-    yield
-    for one, position in zip(numbered, positions, strict=True):
-        one.resume_at(*position)
+    try:
+        yield
+    finally:
+        for one, position in zip(numbered, positions, strict=True):
+            one.resume_at(*position)
 
 
 def _distributed_over_workers(
