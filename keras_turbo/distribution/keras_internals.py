@@ -78,6 +78,12 @@ def layers_of(model: keras.Model) -> list[Any]:
     return list(private(model, "_flatten_layers")())
 
 
+def knows_its_shapes(model: keras.Model) -> bool:
+    """Whether all that Keras builds by the shapes of a batch is built: layers, metrics and losses."""
+    compiled = [private(model, "_compile_metrics"), private(model, "_compile_loss")]
+    return all(one.built for one in [*layers_of(model), *compiled] if one is not None)
+
+
 def private(owner: Any, name: str) -> Any:
     """A private attribute of Keras.
 

@@ -90,6 +90,10 @@ def _make_predict_function(model: keras.Model, force: bool = False) -> Any:
 
 
 def _symbolic_build(model: keras.Model, iterator: Any = None, data_batch: Any = None) -> None:
+    if keras_internals.knows_its_shapes(model):
+        # Else each validation would begin an epoch of its data more, for its first batch.
+        iterator = None
+
     if iterator is not None:
         # Keras would average a batch over replicas to learn its shapes, which it can't for a nested one of several
         # workers, nor where the parts are uneven.

@@ -65,15 +65,12 @@ def _stand_ins(model: keras.Model) -> Iterator[tuple[Any, str, StandIn]]:
 
 
 def _optimizer_classes(method: str) -> list[type]:
-    """Keras' optimizer, and those of its kin that scale the loss and have a method of their own."""
+    """Keras' optimizer, and all of its kin that have this method of their own."""
     classes: list[type] = [keras.optimizers.Optimizer]
-    found: list[type] = [keras.optimizers.LossScaleOptimizer]
-    while found:
-        one = found.pop()
-        found += one.__subclasses__()
-        if method in vars(one):
-            classes.append(one)
-    return classes
+    for one in classes:
+        # Those of Keras that are only there to be called by another name come twice.
+        classes += [other for other in one.__subclasses__() if other not in classes]
+    return [one for one in classes if one is keras.optimizers.Optimizer or method in vars(one)]
 
 
 class _Places:

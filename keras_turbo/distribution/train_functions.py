@@ -148,12 +148,22 @@ def _is_keras_own(model: keras.Model, step: Callable[[Any], Any]) -> bool:
 
 
 def settle(model: keras.Model) -> None:
-    """Switches XLA off, with a warning, where TensorFlow can't compile steps of several replicas with it.
+    """Refuses what has no meaning over several replicas, and switches XLA off, with a warning.
 
     Args:
         model: whose functions are about to be made.
+
+    Raises:
+        ValueError: a loss is not reduced to one number.
     """
     replicas = model.distribute_strategy.num_replicas_in_sync
+    for loss in keras.tree.flatten(model.loss):
+        if isinstance(loss, keras.losses.Loss) and loss.reduction in (None, "none") and replicas > 1:
+            raise ValueError(
+                f"The loss {loss.name!r} of model {model.name!r} has reduction={loss.reduction!r}: what it gives for "
+                f"each row can't be brought together over {replicas} replicas. Give it reduction='sum' or "
+                "'sum_over_batch_size'."
+            )
     if not model.jit_compile or replicas == 1:
         return
     model.jit_compile = False

@@ -191,6 +191,13 @@ def custom_train_step(scope: Scope) -> Results:
     return results_of(model, history)
 
 
+class SignDescent(keras.optimizers.SGD):
+    """An optimizer that has an `apply` of its own."""
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        super().apply([keras.ops.sign(one) for one in grads], trainable_variables)
+
+
 class TwoOptimizers(keras.Model):
     """Two optimizers, losses by hand, and logs that are no metrics."""
 
@@ -220,7 +227,7 @@ class TwoOptimizers(keras.Model):
 def handwritten_losses(scope: Scope) -> Results:
     with scope():
         model = TwoOptimizers()
-        model.compile([keras.optimizers.Adam(0.01, clipnorm=1.0), keras.optimizers.SGD(0.1)])
+        model.compile([keras.optimizers.Adam(0.01, clipnorm=1.0), SignDescent(0.1)])
     x, _ = samples(15)
     history = model.fit(batches(x, x.sum(-1, keepdims=True)), epochs=2, verbose=0)
     return results_of(model, history)
@@ -388,30 +395,35 @@ def on_one_device(name: str) -> Results:
     return run_scenario(name, contextlib.nullcontext)
 
 
-def on_this_worker(names: list[str]) -> dict[str, Any]:
-    """Runs scenarios in a worker process; with the traceback of those that fail, so that the others are seen."""
-    strategy = strategies.multi_worker()
-    return {name: run_scenario(name, lambda: opened(strategy)) for name in names}
-
-
-def random_numbers_of_this_worker() -> Results:
+def random_numbers(strategy: tf.distribute.Strategy) -> Results:
     """What is random, after each worker began with a seed of its own; and a fit on arrays that Keras shuffles."""
-    index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
-    keras.utils.set_random_seed(100 + index)
-    own = [random.random(), np.random.rand(), float(tf.random.uniform(()))]
-    with opened(strategies.multi_worker()):
-        shared = [random.random(), np.random.rand(), np.random.randn(), float(tf.random.uniform(()))]
+    keras.utils.set_random_seed(100 + json.loads(os.environ["TF_CONFIG"])["task"]["index"])
+    own = drawn()
+    with opened(strategy):
+        shared = drawn()
         model = keras.Sequential([keras.Input((8,)), layers.Dense(8), layers.Dropout(0.5), layers.Dense(1)])
-        model.compile("sgd", "mse")
+        model.build()
         initial = [np.asarray(one) for one in model.get_weights()]
-    # Each row moves the weights of one output by itself, and by the same amount: each must count once.
-    x = np.eye(12, dtype="float32")
-    with opened(model.distribute_strategy):
+    # Each row moves a weight of its own, and by 1 each time.
+    with opened(strategy):
         counting = keras.Sequential([keras.Input((12,)), layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
         counting.compile(keras.optimizers.SGD(4.0), lambda target, output: target * output)
+    x = np.eye(12, dtype="float32")
     history = counting.fit(x, -np.ones((12, 1), "float32"), batch_size=4, epochs=3, verbose=0)
     counts = np.asarray(counting.get_weights()[0])[:, 0]
     return {"own": own, "shared": shared, "initial": initial, "counts": counts, "history": history.history}
+
+
+def drawn() -> list[float]:
+    """A number from each generator that a script may use."""
+    return [random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn(), float(tf.random.uniform(()))]  # noqa: NPY002
+
+
+def on_this_worker(names: list[str]) -> dict[str, Any]:
+    """Runs scenarios in a worker process, all with the same strategy: TensorFlow makes one in a process."""
+    strategy = strategies.multi_worker()
+    results = {name: run_scenario(name, lambda: opened(strategy)) for name in names}
+    return {**results, "random numbers": random_numbers(strategy)}
 
 
 def largest_difference(found: Any, expected: Any) -> float:

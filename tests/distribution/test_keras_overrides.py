@@ -222,7 +222,7 @@ def test_data_of_unknown_length(strategy):
     assert (number(model.optimizer.iterations), len(executions)) == (8, 4)
 
 
-@pytest.mark.filterwarnings("ignore:GpuUtilization gives no figures of GPUs")
+@pytest.mark.filterwarnings("ignore:GpuUtilization gives no figures of GPUs", "ignore:Epoch .* is checkpoint-stalls")
 def test_callbacks_of_this_package(strategy, tmp_path):
     x, y = samples(24)
     data = batches(x, y, size=4)
@@ -242,3 +242,30 @@ def test_callbacks_of_this_package(strategy, tmp_path):
     model.fit(data, initial_epoch=2, epochs=3, verbose=0)
     for found, expected in zip(resumed.get_weights(), model.get_weights(), strict=True):
         np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_validation_reads_its_data_once_an_epoch(strategy):
+    """To build a model Keras takes a batch of its data beforehand; one that is built needs none."""
+    x, y = samples(6)
+    begun: list[int] = []
+
+    def rows() -> Any:
+        begun.append(1)
+        yield x, y
+
+    signature = (tf.TensorSpec((None, 8)), tf.TensorSpec((None,), tf.int64))
+    data = tf.data.Dataset.from_generator(rows, output_signature=signature).apply(
+        tf.data.experimental.assert_cardinality(1)
+    )
+    with opened(strategy):
+        model = classifier()
+    model.fit(x, y, verbose=0)
+    model.fit(x, y, epochs=3, validation_data=data, verbose=0)
+    assert len(begun) == 3
+
+
+def test_a_loss_without_reduction_is_refused(strategy):
+    with opened(strategy):
+        model = classifier(loss=CROSSENTROPY(reduction=None))
+    with pytest.raises(ValueError, match="reduction=None: what it gives for each row can't be brought together"):
+        model.fit(*samples(6), verbose=0)
