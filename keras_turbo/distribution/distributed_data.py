@@ -55,10 +55,11 @@ def distribute_dataset(
         distribute: that method.
 
     Raises:
-        ValueError: the workers have different data or different seeds.
+        ValueError: the workers have different data or different seeds; elements that are no batches.
     """
     if not isinstance(dataset, tf.data.Dataset) or not tf.executing_eagerly():
         return distribute(dataset, options)
+    _require_batches(dataset)
     if num_workers(strategy) == 1:
         distributed = distribute(dataset, options)
     else:
@@ -76,9 +77,11 @@ def positions_kept(distributed: Any) -> Iterator[None]:
     """
     numbered = getattr(distributed, "keras_turbo_epochs", [])
     positions = [one.position for one in numbered]
-    yield
-    for one, position in zip(numbered, positions, strict=True):
-        one.resume_at(*position)
+    try:
+        yield
+    finally:
+        for one, position in zip(numbered, positions, strict=True):
+            one.resume_at(*position)
 
 
 def _distributed_over_workers(
@@ -101,6 +104,16 @@ def _distributed_over_workers(
         return dataset.part_of_batches(context.num_input_pipelines, context.input_pipeline_id, replicas)
 
     return strategy.distribute_datasets_from_function(part, options)
+
+
+def _require_batches(dataset: tf.data.Dataset) -> None:
+    for leaf in tf.nest.flatten(dataset.element_spec):
+        if isinstance(leaf, tf.TensorSpec) and leaf.shape.rank == 0:
+            raise ValueError(
+                "Each batch is divided among the replicas, and here elements have no batch axis. Give a FastDataset a "
+                "batch_size, that of all replicas together, or call batch() on the dataset. Received elements of "
+                f"{dataset.element_spec}."
+            )
 
 
 def _numbered_in(dataset: Any) -> list[Any]:

@@ -190,6 +190,13 @@ def magnitudes() -> dict[str, np.ndarray]:
     return {name: sum(np.abs(np.asarray(one[name], np.float64)) for one in locally) for name in locally[0]}
 
 
+@pytest.mark.parametrize("make", [lambda: FastDataset(np.arange(4), batch_size=None), lambda: tf.data.Dataset.range(4)])
+def test_elements_that_are_no_batches_are_refused(two_devices, make):
+    dataset = make()
+    with pytest.raises(ValueError, match="no batch axis.*batch_size"):
+        two_devices.experimental_distribute_dataset(dataset)
+
+
 def test_two_strategies_of_one_process_have_exchanges_of_their_own():
     """TensorFlow fails where the first exchanges of two strategies differ in shape."""
     for size in (3, 5):
