@@ -121,7 +121,8 @@ def test_the_run_with_a_kill_has_the_weights_of_the_run_without(runs):
     for name, value in never.weights.items():
         np.testing.assert_array_equal(killed.weights[name], value, err_msg=name)
     for name in ("loss", "accuracy", "val_loss", "val_accuracy"):
-        assert killed.history[name] == never.history[name]
+        # The mean over the epoch that was resumed is summed in another order: what it was so far is one number.
+        np.testing.assert_allclose(killed.history[name], never.history[name], rtol=1e-6, err_msg=name)
 
 
 @pytest.mark.parametrize("name", ["two", "killed"])
