@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import functools
 import threading
 import weakref
 from typing import Any, ClassVar
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -140,8 +142,18 @@ class ServicePipeline(Pipeline):
         def example(position: tf.Tensor, epoch: tf.Tensor) -> Any:
             return as_tensors(self.loaded_example(position, epoch))
 
-        traced: Any = tf.function(example)
-        return traced.get_concrete_function(number, number)
+        policy = keras.config.dtype_policy()
+
+        def trace() -> Any:
+            keras.config.set_dtype_policy(policy)  # each thread has its own
+            with tf.device("CPU:0"):
+                traced: Any = tf.function(example)
+                return traced.get_concrete_function(number, number)
+
+        # In a thread, since AutoGraph keeps errors that it has met, and with them the frames of who called it: the
+        # dataset would never be collected.
+        with concurrent.futures.ThreadPoolExecutor(1) as thread:
+            return thread.submit(trace).result()
 
     def _batches_from(self, first: int) -> tf.data.Dataset:
         with tf.device("CPU:0"):
