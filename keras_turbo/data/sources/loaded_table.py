@@ -73,8 +73,7 @@ class LoadedTableSource(Source):
                 for name, values in self._columns.items()
                 if values.vocabulary is not None
             }
-        words = [word for values in self._columns.values() for word in values.vocabulary or ()]
-        self.bytes_in_graph = sum(values.array.nbytes for values in self._columns.values()) + sum(map(len, words))
+        self.bytes_in_graph = sum(values.num_bytes for values in self._columns.values())
 
     @property
     def num_examples(self) -> int:
