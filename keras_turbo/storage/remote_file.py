@@ -9,14 +9,15 @@ from typing import Any
 
 from keras_turbo.storage import remote
 
-# So much is tried again if it fails. A library may ask for hundreds of MB at once.
-_PART_BYTES = 8 << 20
+# So much is asked for at a time, and again if that fails. TensorFlow makes a request of each half of a megabyte, one
+# after the other, so that large reads are made of many parts that come at a time.
+_PART_BYTES = 1 << 20
 
 
 class RemoteFile(io.RawIOBase):
     """A file behind a scheme, open for reading.
 
-    Each read is a request or several, which are tried again where that helps, and nothing is read ahead.
+    What fails for a moment is tried again. Nothing is read ahead.
 
     Args:
         path: with a scheme.
@@ -55,11 +56,14 @@ class RemoteFile(io.RawIOBase):
             raise ValueError(f"{self._path} is closed.")
         target = memoryview(buffer).cast("B")
         wanted = max(0, min(len(target), self._size - self._position))
-        for start in range(0, wanted, _PART_BYTES):
+
+        def fill(start: int) -> None:
             size = min(_PART_BYTES, wanted - start)
-            part = remote.read_at(self._path, self._position, size)
+            part = remote.read_at(self._path, self._position + start, size)
             if len(part) < size:
                 raise OSError(errno.EIO, f"It has ended before its {self._size} bytes", self._path)
             target[start : start + size] = part
-            self._position += size
+
+        remote.each_of(fill, range(0, wanted, _PART_BYTES))
+        self._position += wanted
         return wanted
