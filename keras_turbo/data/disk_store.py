@@ -34,7 +34,7 @@ FORMAT_VERSION = 1
 # How often the marks of filled rows are saved while a store is being filled: what a killed process decodes again.
 _SAVE_INTERVAL_SECONDS = 30.0
 
-# A folder that was begun and not finished for so long belongs to a process that died.
+# What was begun and not finished for so long belongs to a process that died.
 _ABANDONED_AFTER_SECONDS = 3600.0
 
 # Two processes that find the same damaged store may each remove what the other has put in its place, once.
@@ -62,6 +62,14 @@ def fits_on_disk(num_bytes: int, cache_dir: pathlib.Path) -> bool:
         return num_bytes <= LARGEST_SHARE_OF_FREE * shutil.disk_usage(folder).free
     except OSError:
         return False
+
+
+def remove_abandoned(folder: pathlib.Path, prefix: str) -> None:
+    """Removes the unfinished files, whose names begin so, of processes that were killed while they wrote them."""
+    for leftover in folder.glob(f"{prefix}*"):
+        with contextlib.suppress(OSError):
+            if time.time() - leftover.stat().st_mtime > _ABANDONED_AFTER_SECONDS:
+                leftover.unlink()
 
 
 class DiskStore(ExampleStore):

@@ -340,7 +340,7 @@ class FileDatasets(ResumableDataset):
 
         Args:
             pattern: glob pattern (`**` crosses folders), a list of patterns and paths, or a folder. Files are sorted by
-                path; all must have the same columns.
+                path; all must have the same columns. They may be behind a scheme, such as `s3://`.
             columns: names of the columns that are `x`, for a dict of them; one name, for that column itself; None
                 (default) for a dict of all that are nothing else.
             label: name of the column that is `y`. None: no targets.
@@ -411,7 +411,8 @@ class FileDatasets(ResumableDataset):
 
         Args:
             pattern: glob pattern (`**` crosses folders), a list of patterns and paths, or a folder. Files are sorted by
-                path; all must have the same columns. Files packed by gzip, bzip2 or Zstandard are unpacked.
+                path; all must have the same columns. They may be behind a scheme, such as `s3://`. Files packed by
+                gzip, bzip2 or Zstandard are unpacked.
             columns: as in `from_parquet`.
             label: as in `from_parquet`.
             sample_weight: as in `from_parquet`.

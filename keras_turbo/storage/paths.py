@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import io
 import os
 import pathlib
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import IO, NamedTuple, Protocol
 
 import tensorflow as tf
 
 from keras_turbo.storage import remote
+from keras_turbo.storage.remote_file import RemoteFile
 from keras_turbo.storage.schemes import is_remote
 
 
@@ -128,6 +131,32 @@ def opened(path: str) -> Iterator[Readable]:
         return
     with remote.system_errors(path), tf.io.gfile.GFile(path, "rb") as file:
         yield file
+
+
+@contextlib.contextmanager
+def opened_anywhere(path: str, *, read_ahead_bytes: int = 0) -> Iterator[tuple[IO[bytes] | io.RawIOBase, Status]]:
+    """A context with a file that is open for reading wherever its reader wants to, and its status.
+
+    Args:
+        path: the file.
+        read_ahead_bytes: how much is asked for at least behind a scheme, for files that are read from their beginning
+            in small pieces.
+
+    Raises:
+        OSError: there is no such file, or, behind a scheme, it was another one when the context ended.
+    """
+    if not is_remote(path):
+        with open(path, "rb") as file:
+            found = os.fstat(file.fileno())
+            yield file, Status(found.st_size, found.st_mtime_ns)
+        return
+    status = status_of(path)
+    raw = RemoteFile(path, status.size)
+    with io.BufferedReader(raw, read_ahead_bytes) if read_ahead_bytes else raw as file:
+        yield file, status
+    # Each part was asked for by the path, so that parts of two files may have come.
+    if status_of(path) != status:
+        raise OSError(errno.ESTALE, "It has changed while it was read", path)
 
 
 def read_at(path: str, offset: int, size: int) -> bytes:

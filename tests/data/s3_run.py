@@ -5,6 +5,7 @@ python s3_run.py PHOTOS SOUNDS
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import urllib.request
@@ -12,12 +13,15 @@ from pathlib import Path
 
 import boto3
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
 from keras_turbo import FastDataset
 from keras_turbo.cli import main
 from keras_turbo.data.convert import write_tfrecords
+from keras_turbo.data.sources import csv_table
 from tests.data.epochs import bytes_of
 
 photos, sounds = map(Path, sys.argv[1:])
@@ -56,6 +60,42 @@ numbers = FastDataset(np.arange(20.0), batch_size=4)
 write_tfrecords(numbers, "s3://bucket/numbers", shards=2)
 assert bytes_of(FastDataset.from_tfrecord("s3://bucket/numbers/*.tfrecord", batch_size=4)) == bytes_of(numbers)
 
+# Rows of about 40 bytes: several requests a row group, and several blocks of text.
+rows = pa.table({"größe": np.arange(60_000), "noise": np.random.default_rng(0).random(60_000), "one": np.ones(60_000)})
+for part in range(2):
+    half = rows.slice(30_000 * part, 30_000)
+    stream = io.BytesIO()
+    pq.write_table(half, stream, row_group_size=10_000)
+    client.put_object(Bucket="bucket", Key=f"täbles/part {part}.parquet", Body=stream.getvalue())
+lines = "".join(f"{k},{k / 4},text {k}\n" for k in range(60_000))
+client.put_object(Bucket="bucket", Key="täbles/größe.csv", Body=f"größe,quarter,text\n{lines}".encode())
+for cache in ("auto", False):
+    table = FastDataset.from_parquet(
+        "s3://bucket/täbles",
+        ["noise", "größe"],
+        batch_size=1000,
+        shuffle=True,
+        seed=1,
+        shuffle_row_groups=2,
+        cache=cache,
+    )
+    batches = list(table.as_numpy_iterator())
+    numbers_seen = np.concatenate([batch["größe"] for batch in batches])
+    noise_seen = np.concatenate([batch["noise"] for batch in batches])
+    np.testing.assert_array_equal(noise_seen, rows["noise"].to_numpy()[numbers_seen].astype(np.float32))
+    np.testing.assert_array_equal(np.sort(numbers_seen), np.arange(60_000))
+for fits in (True, False):
+    csv_table.fits_in_memory = lambda num_bytes, fits=fits: fits
+    table = FastDataset.from_csv("s3://bucket/täbles/*.csv", "text", label="größe", batch_size=60_000)
+    ((texts, numbers_seen),) = table.as_numpy_iterator()
+    np.testing.assert_array_equal(numbers_seen, np.arange(60_000))
+    assert texts.tolist() == [f"text {k}".encode() for k in range(60_000)]
+with pytest.raises(FileNotFoundError, match="There is no such bucket"):
+    FastDataset.from_parquet("s3://nobucket/t/*.parquet")
+for make in (FastDataset.from_parquet, FastDataset.from_csv):
+    with pytest.raises(ValueError, match="No file matches the pattern 's3://bucket/none'"):
+        make("s3://bucket/none")
+
 for path, error, message in (
     ("s3://bucket/empty", ValueError, "no class folders"),
     ("s3://bucket/none", FileNotFoundError, "There is no folder 's3://bucket/none'"),
@@ -77,6 +117,8 @@ try:
         lambda: FastDataset.from_image_folder(bucket),
         lambda: FastDataset.from_files(f"{bucket}/*/*.png", lambda path: path),
         lambda: FastDataset.from_tfrecord("s3://bucket/records"),
+        lambda: FastDataset.from_parquet("s3://bucket/täbles"),
+        lambda: FastDataset.from_csv("s3://bucket/täbles/*.csv"),
     ):
         with pytest.raises(PermissionError, match="The store refuses. Are the credentials right"):
             act()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import os
 import re
+import time
 import warnings
 from pathlib import Path
 
@@ -134,17 +136,26 @@ def test_files_are_converted_once_and_again_when_they_change(tables, small_memor
     assert written == paths
     copies = list((tmp_path / "cache").rglob("*.parquet"))
     assert len(copies) == 4
+    # What processes have left that were killed, or are at work.
+    for copy in copies:
+        for hours, name in ((2, "a"), (0.5, "b")):
+            leftover = copy.with_name(f".converting-{name}")
+            leftover.touch()
+            os.utime(leftover, times=(time.time() - 3600 * hours,) * 2)
     write(Path(tables).parent, numbered(1000, 120), "part-0.csv")
     found = flat(numbers_of(FastDataset.from_csv(tables, label="number")))
     assert found == [*range(1000, 1120), *range(120, N)]
     assert written == [*paths, paths[0]]
     assert len(list((tmp_path / "cache").rglob("*.parquet"))) == 4
+    # In the folder of the file that changed.
+    assert len(list((tmp_path / "cache").rglob(".converting-a"))) == 3
+    assert len(list((tmp_path / "cache").rglob(".converting-b"))) == 4
     # One that was damaged is written anew.
     copies = sorted((tmp_path / "cache").rglob("*.parquet"))
     copies[0].write_bytes(copies[0].read_bytes()[:100])
     assert flat(numbers_of(FastDataset.from_csv(tables, label="number"))) == found
     assert len(written) == 6
-    assert not list((tmp_path / "cache").rglob(".converting-*"))
+    assert {path.name[-2:] for path in (tmp_path / "cache").rglob(".converting-*")} == {"-a", "-b"}
 
 
 def test_a_cache_folder_that_cannot_be_written(tables, small_memory, tmp_path):

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import keras
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 from PIL import Image
@@ -215,6 +217,17 @@ class TestBatches:
         here = FastDataset.from_tfrecord(tmp_path, features, cache=False, **options)
         there = FastDataset.from_tfrecord(tmp_path, features, service=service.address, **options)
         assert bytes_of(there) == bytes_of(here)
+
+    def test_tables_in_memory(self, service, tmp_path):
+        rows = {"n": list(range(30)), "word": [f"wört {number % 7}" for number in range(30)]}
+        pq.write_table(pa.table(rows), tmp_path / "a.parquet", row_group_size=10)
+        options = {"label": "n", "batch_size": 4, "shuffle": True, "seed": 1}
+        here = [(x["word"].tolist(), y.tolist()) for x, y in batches_of(FastDataset.from_parquet(tmp_path, **options))]
+        there = FastDataset.from_parquet(tmp_path, service=service.address, **options)
+        assert [(x["word"].tolist(), y.tolist()) for x, y in batches_of(there)] == here
+        for option in ({"cache": False}, {"shuffle_row_groups": 2}):
+            with pytest.raises(ValueError, match="on other machines, and .*row groups .*by Python of this one"):
+                FastDataset.from_parquet(tmp_path, service=service.address, **options, **option)
 
 
 class TestRefused:

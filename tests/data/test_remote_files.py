@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import gzip
 import importlib.util
 import os
 import subprocess
@@ -18,12 +19,16 @@ from keras_turbo import FastDataset
 from keras_turbo.cli import main
 from keras_turbo.data.convert import convert_images, write_tfrecords
 from keras_turbo.data.records import local_copies as local_copies_module
+from keras_turbo.data.sources import csv_table, tabular
+from keras_turbo.storage import paths as storage
 from keras_turbo.storage import remote
 from keras_turbo.storage.globbing import remote_glob
+from keras_turbo.storage.remote_file import RemoteFile
 from tests.data.epochs import batches_of, bytes_of
 from tests.data.noise_images import write_images
 from tests.data.record_files import FEATURES, numbered, write_records
 from tests.data.sound_files import write_wav
+from tests.data.table_files import check_columns, write_tables
 
 HAS_TENSORFLOW_IO = importlib.util.find_spec("tensorflow_io") is not None
 
@@ -258,6 +263,124 @@ class TestRecords:
         assert sorted(tf.io.gfile.listdir(store))[-1] == "manifest.json"
 
 
+class TestTables:
+    @pytest.fixture(params=["in memory", "by row groups"])
+    def anywhere(self, request, monkeypatch):
+        """Both ways in which a table is read."""
+        if request.param == "by row groups":
+            monkeypatch.setattr(csv_table, "fits_in_memory", lambda num_bytes: False)
+            monkeypatch.setattr(tabular, "fits_in_memory", lambda num_bytes: False)
+        return request.param
+
+    @staticmethod
+    def numbers_of(dataset):
+        return [number for x in dataset for number in check_columns(x)]
+
+    def test_parquet_is_that_of_the_local_folder(self, tmp_path, store, anywhere):
+        write_tables(tmp_path / "täbles", [50, 30], ragged=True)
+        (tmp_path / "täbles" / "_SUCCESS.parquet").touch()
+        (tmp_path / "täbles" / "empty ü.parquet").touch()
+        (tmp_path / "täbles" / "folder.parquet").mkdir()
+        write_tables(tmp_path / "täbles" / "folder.parquet", [5])
+        upload(tmp_path / "täbles", f"{store}/täbles")
+        options = {"batch_size": 10, "shuffle": True, "seed": 1, "shuffle_row_groups": 2}
+        near = FastDataset.from_parquet(tmp_path / "täbles", **options)
+        expected = self.numbers_of(near)
+        assert sorted(expected) == list(range(80))
+        far = FastDataset.from_parquet(Path(f"{store}/täbles"), **options)
+        assert self.numbers_of(far) == expected
+        far.resume_at(1, 3)
+        assert self.numbers_of(far) == self.numbers_of(near)[30:]
+        one = FastDataset.from_parquet(f"{store}/t*/part-1.parquet", ["number", "größe.cm"], batch_size=7)
+        assert self.numbers_of(one) == list(range(50, 80))
+
+    def test_csv_is_that_of_the_local_file(self, tmp_path, store, cache, anywhere):
+        for name, start in (("a ü.csv", 0), ("b.csv.gz", 200)):
+            text = "number,name\n" + "".join(f'{k},"name {k}"\n' for k in range(start, start + 200))
+            (tmp_path / "t").mkdir(exist_ok=True)
+            pack = gzip.compress if name.endswith("gz") else bytes
+            (tmp_path / "t" / name).write_bytes(pack(text.encode()))
+        upload(tmp_path / "t", store)
+        for pattern in (store, f"{store}/*.csv*", [f"{store}/b.csv.gz", f"{store}/a ü.csv"]):
+            assert self.numbers_of(FastDataset.from_csv(pattern)) == list(range(400))
+        assert len(list(cache.rglob("*.parquet"))) == (0 if anywhere == "in memory" else 2)
+        tf.io.gfile.remove(f"{store}/a ü.csv")
+        (tmp_path / "t" / "a ü.csv").write_text("number,name\n7,name 7\n")
+        upload(tmp_path / "t", store)
+        assert self.numbers_of(FastDataset.from_csv(store)) == [7, *range(200, 400)]
+        numbers = self.numbers_of(FastDataset.from_csv(store, shuffle=True, seed=0))
+        assert numbers != sorted(numbers) == [7, *range(200, 400)]
+
+    def test_a_changed_one_is_told_of(self, tmp_path, store):
+        write_tables(tmp_path / "t", [50])
+        upload(tmp_path / "t", store)
+        dataset = FastDataset.from_parquet(store, ["number"], cache=False)
+        write_tables(tmp_path / "t", [51])
+        upload(tmp_path / "t", store)
+        with pytest.raises(
+            tf.errors.InvalidArgumentError, match=r"ram://.*part-0\.parquet has changed since the dataset was built"
+        ):
+            batches_of(dataset)
+        with (
+            pytest.raises(OSError, match="It has changed while it was read"),
+            storage.opened_anywhere(f"{store}/part-0.parquet"),
+        ):
+            write_tables(tmp_path / "t", [52])
+            upload(tmp_path / "t", store)
+
+    @pytest.mark.parametrize("make", [FastDataset.from_parquet, FastDataset.from_csv])
+    def test_what_is_not_there_or_damaged(self, tmp_path, store, make):
+        kind = make.__name__.removeprefix("from_")
+        write_tables(tmp_path / "t", [50, 50])
+        (tmp_path / "t" / "part-0.parquet").rename(tmp_path / "t" / "a.csv")
+        (tmp_path / "t" / "part-1.parquet").write_bytes(b"PAR1 and no more")
+        upload(tmp_path / "t", f"{store}/t/below")
+        with pytest.raises(ValueError, match=rf"in it\. There are some below: give 'ram://.*/t/\*\*/\*\.{kind}'"):
+            make(f"{store}/t")
+        with pytest.raises(ValueError, match=rf"No file matches the pattern 'ram://.*/none/\*\.{kind}'"):
+            make(f"{store}/none/*.{kind}")
+        with pytest.raises(ValueError, match="No file matches the pattern"):
+            make(f"{store}/none")
+        with pytest.raises(ValueError, match=r"ram://.*(part-1\.parquet|a\.csv): it can't be read as"):
+            make(f"{store}/t/below")
+
+    def test_a_read_that_fails_for_a_moment_is_done_again(self, tmp_path, store, monkeypatch):
+        write_tables(tmp_path / "t", [50])
+        upload(tmp_path / "t", store)
+        monkeypatch.setattr("keras_turbo.storage.retrying._WAITS_SECONDS", (0, 0))
+        calls = []
+
+        class Flaky(tf.io.gfile.GFile):
+            def read(self, n=-1):
+                calls.append(n)
+                if len(calls) % 3:
+                    raise tf.errors.UnavailableError(None, None, "Slow down")
+                return super().read(n)
+
+        monkeypatch.setattr(tf.io.gfile, "GFile", Flaky)
+        assert self.numbers_of(FastDataset.from_parquet(store)) == list(range(50))
+        assert len(calls) >= 6
+
+    def test_a_remote_file_is_read_as_a_local_one(self, tmp_path, store, monkeypatch):
+        monkeypatch.setattr("keras_turbo.storage.remote_file._PART_BYTES", 7)
+        content = bytes(range(100))
+        (tmp_path / "t").mkdir()
+        (tmp_path / "t" / "a").write_bytes(content)
+        upload(tmp_path / "t", store)
+        with RemoteFile(f"{store}/a", 100) as far, open(tmp_path / "t" / "a", "rb") as near:
+            for file in (far, near):
+                assert (file.seek(-30, os.SEEK_END), file.read(20)) == (70, content[70:90])
+                assert (file.read(20), file.read(5), file.tell()) == (content[90:], b"", 100)
+                assert (file.seek(200), file.read(5), file.tell()) == (200, b"", 200)
+                assert (file.seek(3), file.seek(4, os.SEEK_CUR), file.read()) == (3, 7, content[7:])
+                with pytest.raises(OSError, match="argument|beginning"):
+                    file.seek(-101, os.SEEK_END)
+        with pytest.raises(ValueError, match="closed"):
+            far.read(1)
+        with RemoteFile(f"{store}/a", 101) as cut, pytest.raises(OSError, match="ended before its 101 bytes"):
+            cut.read()
+
+
 class TestSchemes:
     @pytest.fixture(autouse=True)
     def elsewhere(self, tmp_path, monkeypatch):
@@ -278,6 +401,9 @@ class TestSchemes:
             lambda: FastDataset.from_audio_folder(path, sample_rate=1, length_samples=1),
             lambda: FastDataset.from_files([f"{path}/a"], lambda p: p),
             lambda: FastDataset.from_tfrecord(path),
+            lambda: FastDataset.from_parquet(path),
+            lambda: FastDataset.from_parquet(Path(f"{path}/*.parquet")),
+            lambda: FastDataset.from_csv([f"{path}/a.csv"]),
             lambda: convert_images(path, "out"),
         ):
             with pytest.raises(ValueError, match=message):

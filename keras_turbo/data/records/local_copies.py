@@ -14,7 +14,6 @@ import hashlib
 import os
 import pathlib
 import tempfile
-import time
 import warnings
 import zlib
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from keras_turbo.data.disk_store import fits_on_disk
+from keras_turbo.data.disk_store import fits_on_disk, remove_abandoned
 from keras_turbo.data.records.framing import HEADER_BYTES, lengths_are_whole, record_offsets
 from keras_turbo.progress import progress_bar
 from keras_turbo.storage import paths as storage
@@ -36,9 +35,8 @@ DAMAGE_MARK = b"\xff" * HEADER_BYTES
 
 _CHUNK_BYTES = 1 << 20
 
-# How the names of copies begin that are not whole, and how long one can have been written to last.
+# How the names of copies begin that are not whole.
 _UNFINISHED = ".unpacking-"
-_ABANDONED_AFTER_SECONDS = 3600.0
 
 # What zlib is told about the header to expect: a gzip one (16 on top of the window's 15 bits), or its own.
 _WINDOW_BITS = {"GZIP": 31, "ZLIB": 15}
@@ -140,7 +138,7 @@ def _digest(text: str) -> str:
 def _copy(missing: _Missing) -> None:
     path, compression, size, place = missing
     temporary = None
-    _sweep(place.parent)
+    remove_abandoned(place.parent, _UNFINISHED)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=place.parent, prefix=_UNFINISHED)
@@ -171,14 +169,6 @@ def _copy(missing: _Missing) -> None:
             f"{path!r} {why} into {str(place.parent)!r} before it is read by position, which failed ({error}). If the "
             f"disk is full, give a folder with more room as `cache_dir`{remedy}",
         ) from error
-
-
-def _sweep(folder: pathlib.Path) -> None:
-    """Removes what processes have left that were killed while they copied."""
-    for leftover in folder.glob(f"{_UNFINISHED}*"):
-        with contextlib.suppress(OSError):
-            if time.time() - leftover.stat().st_mtime > _ABANDONED_AFTER_SECONDS:
-                leftover.unlink()
 
 
 def _copy_whole(original: storage.Readable, copy: BinaryIO, size: int) -> None:

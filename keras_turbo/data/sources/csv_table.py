@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import pathlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -94,8 +93,7 @@ def _source(
         # The table itself is in memory now. What map_fn makes of it is kept where it can be.
         kept = settings.cache if settings.cache != "memory" else "auto"
         return _loaded(table, looks, rows), dataclasses.replace(settings, cache=kept)
-    folder = default_cache_dir() if settings.cache_dir is None else pathlib.Path(os.fspath(settings.cache_dir))
-    files, left_out = copies_of([look.path for look in looks], rows, folder)
+    files, left_out = copies_of([look.path for look in looks], rows, settings.cache_dir_or(default_cache_dir()))
     table = dataclasses.replace(table, left_out=[*table.left_out, *left_out])
     groups = row_groups_of(files)
     if not groups:

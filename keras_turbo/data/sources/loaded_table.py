@@ -73,6 +73,9 @@ class LoadedTableSource(Source):
                 for name, values in self._columns.items()
                 if values.vocabulary is not None
             }
+        if table.window is not None:
+            self.why_not_remote = "the order of row groups (`shuffle_row_groups`) is computed by Python of this one"
+        self.bytes_in_graph = sum(values.num_bytes for values in self._columns.values())
 
     @property
     def num_examples(self) -> int:

@@ -39,6 +39,7 @@ class RowGroupSource(Source):
     can_be_measured = False
     makes_rows = True
     loading_is_called = "read"
+    why_not_remote = "row groups of tables are read by Python of this one"
 
     def __init__(
         self, table: Table, groups: Sequence[RowGroup], reader: GroupReader, bytes_per_row: float, window: int | None

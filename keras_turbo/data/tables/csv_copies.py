@@ -6,6 +6,7 @@ CACHE_DIR/tabular/<digest of path>/<digest of the file's state and of how it is 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import pathlib
@@ -15,17 +16,21 @@ from typing import Any
 
 import numpy as np
 
-from keras_turbo.data.disk_store import digest
+from keras_turbo.data.disk_store import digest, remove_abandoned
 from keras_turbo.data.failures import ExampleLoadError, SkippedExample
 from keras_turbo.data.tables.csv_rows import CsvRows, left_out_of
 from keras_turbo.data.tables.pyarrow_library import load_pyarrow
 from keras_turbo.data.tables.row_groups import TableFile, open_file
 from keras_turbo.progress import progress_bar
+from keras_turbo.storage import paths as storage
 
 FORMAT_VERSION = 1
 
 # Rows of a row group of a copy: enough that reading one is no more than reading, few enough that many are shuffled.
 _ROWS_IN_GROUP = 65_536
+
+# How the names of copies begin that are not whole.
+_UNFINISHED = ".converting-"
 
 # Where a copy keeps which rows it has not.
 _LEFT_OUT_KEY = b"keras_turbo.left_out"
@@ -65,18 +70,18 @@ def copies_of(
 
 
 def _copy_of(path: str, rows: CsvRows, folder: pathlib.Path) -> tuple[TableFile, dict[int, str]]:
-    status = os.stat(path)
+    status = storage.status_of(path)
     how = [[name, str(kind)] for name, kind in rows.types.items()]
     state = [
         FORMAT_VERSION,
-        status.st_size,
-        status.st_mtime_ns,
+        status.size,
+        status.changed_ns,
         rows.form.to_list(),
         how,
         sorted(rows.filled),
         rows.skip,
     ]
-    place = folder / digest(os.fsdecode(os.path.abspath(path))) / f"{digest(state)}.parquet"
+    place = folder / digest(os.fsdecode(storage.absolute(path))) / f"{digest(state)}.parquet"
     copy = _opened(place, path)
     if copy is None:
         _write(path, rows, place)
@@ -95,15 +100,16 @@ def _opened(place: pathlib.Path, path: str) -> tuple[TableFile, dict[int, str]] 
         return None
     reasons = {int(number): str(reason) for number, reason in pairs}
     numbers = np.array(sorted(reasons), np.int64)
-    return TableFile(file.path, path, file.size, file.changed_ns, file.metadata, file.schema, numbers), reasons
+    return dataclasses.replace(file, left_out=numbers), reasons
 
 
 def _write(path: str, rows: CsvRows, place: pathlib.Path) -> None:
     pa = load_pyarrow("from_csv()")
     temporary = None
+    remove_abandoned(place.parent, _UNFINISHED)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=place.parent, prefix=".converting-")
+        handle, temporary = tempfile.mkstemp(dir=place.parent, prefix=_UNFINISHED)
         with os.fdopen(handle, "w+b") as file:
 
             def write(batches: Iterator[Any]) -> Any:

@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from keras_turbo.data.tables.pyarrow_library import load_pyarrow
+from keras_turbo.storage import paths as storage
 
 # First bytes of compressed files, and Arrow's names of how they are compressed.
+_FIRST_BYTES = 4
 _COMPRESSIONS = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
@@ -101,8 +103,9 @@ class CsvFormat:
         convert = pa.csv.ConvertOptions(
             column_types=types, include_columns=None if names is None else list(names), strings_can_be_null=False
         )
-        with open(path, "rb") as file:
-            compression = compression_of(file)
+        with storage.opened_anywhere(path, read_ahead_bytes=block_bytes) as (file, _):
+            compression = compression_of(file.read(_FIRST_BYTES))
+            file.seek(0)
             stream = pa.PythonFile(file, mode="r")
             if compression is not None:
                 stream = pa.CompressedInputStream(stream, compression)
@@ -110,10 +113,8 @@ class CsvFormat:
                 yield reader
 
 
-def compression_of(file: Any) -> str | None:
-    """How an open file is compressed, by its first bytes; None where it is not."""
-    head = file.read(4)
-    file.seek(0)
+def compression_of(head: bytes) -> str | None:
+    """How a file is compressed, by its first bytes; None where it is not."""
     return next((name for start, name in _COMPRESSIONS.items() if head.startswith(start)), None)
 
 

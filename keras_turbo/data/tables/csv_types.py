@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import dataclasses
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +11,9 @@ from keras_turbo.data.failures import ExampleLoadError, SkippedExample, reason_o
 from keras_turbo.data.tables.casting import TEXT, TooManyFailuresError, cast_with_failures
 from keras_turbo.data.tables.csv_format import CsvFormat, compression_of, null_values
 from keras_turbo.data.tables.pyarrow_library import load_pyarrow
+from keras_turbo.storage import paths as storage
+from keras_turbo.storage import remote
+from keras_turbo.storage.schemes import is_remote
 
 # So much of each file is looked at, which is little to read and tells of thousands of rows.
 _LOOK_BYTES = 1 << 20
@@ -53,17 +55,18 @@ def look_at(paths: Sequence[str], form: CsvFormat, *, skip: bool) -> tuple[list[
     Raises:
         ExampleLoadError: one can't be read and `skip` is False, or none can.
     """
-    looks, left_out = [], []
-    for path in paths:
+
+    def look(path: str) -> CsvLook | SkippedExample | None:
         try:
-            look = _look(path, form)
+            return _look(path, form)
         except ExampleLoadError as error:
             if not skip:
                 raise
-            left_out.append(SkippedExample(path, str(error).removeprefix(f"{path}: ")))
-            continue
-        if look is not None:
-            looks.append(look)
+            return SkippedExample(path, str(error).removeprefix(f"{path}: "))
+
+    found = list((remote.each_of if any(map(is_remote, paths)) else map)(look, paths))
+    looks = [one for one in found if isinstance(one, CsvLook)]
+    left_out = [one for one in found if isinstance(one, SkippedExample)]
     if left_out and not looks:
         raise ExampleLoadError(
             f"None of {len(left_out)} files can be read. The first: {left_out[0].path}: {left_out[0].reason}"
@@ -73,9 +76,13 @@ def look_at(paths: Sequence[str], form: CsvFormat, *, skip: bool) -> tuple[list[
 
 def _look(path: str, form: CsvFormat) -> CsvLook | None:
     pa = load_pyarrow("from_csv()")
-    if not os.path.getsize(path):
+    size = storage.status_of(path).size
+    if not size:
         return None
-    _require_text(path, form)
+    head = storage.read_at(path, 0, _FIRST_BYTES)
+    compression = compression_of(head)
+    if compression is None:
+        _require_text(path, form, head)
     try:
         with form.opened(path, block_bytes=_LOOK_BYTES, on_invalid_row=lambda row: "skip") as reader:
             batch = next(iter(reader), None)
@@ -99,16 +106,12 @@ def _look(path: str, form: CsvFormat) -> CsvLook | None:
         if pa.types.is_temporal(kind):
             types[name] = pa.string()  # as it is written
     rows = 0 if batch is None else batch.num_rows
-    size = os.path.getsize(path)
-    with open(path, "rb") as file:
-        if compression_of(file) is not None:
-            size *= _COMPRESSION_RATIO
+    if compression is not None:
+        size *= _COMPRESSION_RATIO
     return CsvLook(path, schema.names, types, max(rows, rows * size / _LOOK_BYTES), text_bytes)
 
 
-def _require_text(path: str, form: CsvFormat) -> None:
-    with open(path, "rb") as file:
-        head = b"" if compression_of(file) is not None else file.read(_FIRST_BYTES)
+def _require_text(path: str, form: CsvFormat, head: bytes) -> None:
     # Of encodings, those of two and four bytes have zeros.
     if b"\0" in head and not codecs.lookup(form.encoding).name.startswith(("utf-16", "utf-32")):
         hint = " It is Parquet, which from_parquet reads." if head.startswith(b"PAR1") else ""

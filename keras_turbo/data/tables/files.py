@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import glob
 import os
-import pathlib
 from collections.abc import Sequence
 
 from keras_turbo.data.sources.files import find_files
+from keras_turbo.storage import paths as storage
+from keras_turbo.storage import remote
+from keras_turbo.storage.globbing import remote_glob
+from keras_turbo.storage.schemes import is_remote, resolved
 
 
 def find_table_files(
@@ -20,21 +24,29 @@ def find_table_files(
         kind: what an error calls such files.
 
     Raises:
-        TypeError, ValueError: it is something else; there are none.
+        TypeError, ValueError: it is something else; there are none; no file system here has its scheme.
+        OSError: the store behind a scheme can't be asked.
     """
     if not isinstance(pattern, (str, os.PathLike, Sequence)):
         raise TypeError(f"`pattern` must be a pattern, a path or a list of them. Received: {pattern!r}.")
-    if not isinstance(pattern, (str, os.PathLike)) or not os.path.isdir(pattern):
+    if not isinstance(pattern, (str, os.PathLike)):
         return find_files(pattern)
-    folder = pathlib.Path(os.fspath(pattern))
+    folder = resolved(pattern, "pattern")
+    if not storage.is_folder(folder):
+        return find_files(pattern)
 
-    def is_one(name: str) -> bool:
+    def is_one(path: str) -> bool:
         # Names that begin so are marks and metadata of those who write tables.
+        name = storage.name_of(path)
         return any(ending in name.lower() for ending in endings) and not name.startswith((".", "_"))
 
-    names = sorted(entry.name for entry in os.scandir(folder) if entry.is_file() and is_one(entry.name))
-    if not names:
-        below = any(is_one(path.name) for ending in endings for path in folder.glob(f"*/*{ending}*"))
-        hint = f" There are some below: give {str(folder / '**' / ('*' + endings[0]))!r}." if below else ""
-        raise ValueError(f"No {kind} files in {str(folder)!r}: no name with {' or '.join(endings)} in it.{hint}")
-    return [str(folder / name) for name in names]
+    named = [storage.join(folder, name) for name in storage.names_in(folder) if is_one(name)]
+    are_files = (remote.each_of if is_remote(folder) else map)(storage.is_file, named)
+    paths = [path for path, is_file in zip(named, are_files, strict=True) if is_file]
+    if not paths:
+        escaped = glob.escape(folder)
+        patterns = [storage.join(escaped, "*", f"*{ending}*") for ending in endings]
+        below = any(is_one(path) for one in patterns for path in (remote_glob if is_remote(one) else glob.iglob)(one))
+        hint = f" There are some below: give {storage.join(escaped, '**', '*' + endings[0])!r}." if below else ""
+        raise ValueError(f"No {kind} files in {folder!r}: no name with {' or '.join(endings)} in it.{hint}")
+    return paths

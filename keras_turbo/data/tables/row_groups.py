@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
@@ -13,6 +12,10 @@ from keras_turbo.data.failures import ExampleLoadError, SkippedExample, reason_o
 from keras_turbo.data.tables.casting import plain_type, value_type
 from keras_turbo.data.tables.columns import Column, column_of
 from keras_turbo.data.tables.pyarrow_library import load_pyarrow
+from keras_turbo.storage import paths as storage
+from keras_turbo.storage import remote
+from keras_turbo.storage.paths import Status
+from keras_turbo.storage.schemes import is_remote
 
 # What a bytes object takes beside its bytes, and the reference to it.
 _OBJECT_BYTES = 48
@@ -25,8 +28,7 @@ class TableFile:
     Attributes:
         path: what is read.
         name: what an error calls it: for the copy of a CSV file, that file.
-        size: in bytes.
-        changed_ns: its time of change.
+        status: its size and time of change.
         metadata: `pyarrow.parquet.FileMetaData`.
         schema: `pyarrow.Schema`.
         left_out: of a copy: the numbers of the rows of the file that it has not, sorted.
@@ -34,8 +36,7 @@ class TableFile:
 
     path: str
     name: str
-    size: int
-    changed_ns: int
+    status: Status
     metadata: Any
     schema: Any
     left_out: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, np.int64))
@@ -77,12 +78,17 @@ class RowGroup:
         """
         pa = load_pyarrow("from_parquet()")
         try:
-            with open(self.file.path, "rb") as file:
-                status = os.fstat(file.fileno())
-                if (status.st_size, status.st_mtime_ns) != (self.file.size, self.file.changed_ns):
+            with storage.opened_anywhere(self.file.path) as (file, status):
+                if status != self.file.status:
                     raise ExampleLoadError(f"{self.file.name} has changed since the dataset was built. Build it anew.")
-                # Checksums are optional in Parquet, and pyarrow looks at them only if told to.
-                parquet = pa.parquet.ParquetFile(file, metadata=self.file.metadata, page_checksum_verification=True)
+                parquet = pa.parquet.ParquetFile(
+                    file,
+                    metadata=self.file.metadata,
+                    # Checksums are optional in Parquet, and pyarrow looks at them only if told to.
+                    page_checksum_verification=True,
+                    # Columns that lie behind one another come by one request.
+                    pre_buffer=is_remote(self.file.path),
+                )
                 return parquet.read_row_group(self.number, columns=list(names)).select(list(names))
         except (OSError, pa.ArrowException) as error:
             raise ExampleLoadError(f"{self.name} can't be read: {reason_of(error)}") from error
@@ -106,10 +112,9 @@ def open_file(path: str, name: str | None = None) -> TableFile:
     pa = load_pyarrow("from_parquet()")
     name = path if name is None else name
     try:
-        with open(path, "rb") as file:
-            status = os.fstat(file.fileno())
+        with storage.opened_anywhere(path) as (file, status):
             parquet = pa.parquet.ParquetFile(file)
-            return TableFile(path, name, status.st_size, status.st_mtime_ns, parquet.metadata, parquet.schema_arrow)
+            return TableFile(path, name, status, parquet.metadata, parquet.schema_arrow)
     except (OSError, pa.ArrowException) as error:
         raise ExampleLoadError(f"{name}: it can't be read as Parquet: {reason_of(error)}") from error
 
@@ -120,16 +125,20 @@ def open_files(paths: Sequence[str], *, skip: bool) -> tuple[list[TableFile], li
     Raises:
         ExampleLoadError: one is damaged and `skip` is False, or all are.
     """
-    files, left_out = [], []
-    for path in paths:
-        if not os.path.getsize(path):
-            continue  # a file that was made and not written to: it holds no row
+
+    def opened(path: str) -> TableFile | SkippedExample | None:
+        if not storage.status_of(path).size:
+            return None  # a file that was made and not written to: it holds no row
         try:
-            files.append(open_file(path))
+            return open_file(path)
         except ExampleLoadError as error:
             if not skip:
                 raise ExampleLoadError(f"{error} (on_error='skip' leaves such files out and lists them.)") from error
-            left_out.append(SkippedExample(path, str(error).removeprefix(f"{path}: ")))
+            return SkippedExample(path, str(error).removeprefix(f"{path}: "))
+
+    found = list((remote.each_of if any(map(is_remote, paths)) else map)(opened, paths))
+    files = [one for one in found if isinstance(one, TableFile)]
+    left_out = [one for one in found if isinstance(one, SkippedExample)]
     if left_out and not files:
         raise ExampleLoadError(
             f"None of {len(left_out)} files can be read. The first: {left_out[0].path}: {left_out[0].reason}"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Mapping
 from typing import Any
 
 from keras_turbo.data.failures import SkippedExample
+from keras_turbo.data.sources.files import files_content
 from keras_turbo.data.sources.source import Identity
 from keras_turbo.data.tables.columns import Column
 from keras_turbo.data.tables.parts import Parts
@@ -36,16 +36,10 @@ class Table:
     window: int | None = None
 
     def identity(self) -> Identity:
-        content = []
-        for path in map(os.path.abspath, self.paths):
-            try:
-                status = os.stat(path)
-                content.append([path, status.st_size, status.st_mtime_ns])
-            except OSError:  # gone meanwhile: reading it says so
-                content.append([path, -1, -1])
+        content = files_content(self.paths)
         recipe = {
             "kind": self.kind,
-            "files": [path for path, _, _ in content],
+            "files": [path for path, *_ in content],
             "columns": repr(self.columns),
             "parts": repr(self.parts),
             "missing": repr(sorted(self.fills.items())),
