@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import gc
 import gzip
 import os
 import re
@@ -191,6 +192,21 @@ def test_how_files_are_written(tmp_path):
     assert next(iter(FastDataset.from_csv(path))).keys() == {"x", "s"}
     with pytest.raises(ValueError, match="row 0: it has 2 fields, and not 3"):
         FastDataset.from_csv(write(tmp_path, "1,2\n3,4\n"), column_names=["a", "b", "c"])
+
+
+def test_a_store_on_disk_is_not_taken_for_that_of_another_encoding(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"s\n\x80\x93\n\xa4\n")
+
+    def lengths(encoding):
+        dataset = FastDataset.from_csv(
+            path, "s", encoding=encoding, map_fn=lambda s: tf.strings.length(s, unit="BYTE"), cache="disk"
+        )
+        return batches_of(dataset)[0].tolist()
+
+    assert lengths("latin-1") == [4, 2]
+    gc.collect()  # a store that is in use is not shared
+    assert lengths("cp1252") == [6, 2]
 
 
 def test_files_that_are_something_else(tmp_path):
