@@ -7,6 +7,8 @@ import gc
 import gzip
 import os
 import re
+import resource
+import signal
 import time
 import warnings
 from pathlib import Path
@@ -163,6 +165,30 @@ def test_a_cache_folder_that_cannot_be_written(tables, small_memory, tmp_path):
     write(tmp_path, "a file", "folder")
     with pytest.raises(OSError, match="does not fit in memory, and is converted in .*`cache_dir`"):
         FastDataset.from_csv(tables, cache_dir=tmp_path / "folder")
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_a_disk_that_is_full_is_no_damage_of_the_file(small_memory, tmp_path, monkeypatch, on_error):
+    # Written in pieces that no buffer holds back until the file is closed.
+    monkeypatch.setattr(csv_copies, "_ROWS_IN_GROUP", 10_000)
+    path = write(tmp_path, numbered(0, 30_000))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (9_000, before[0][1]))
+    try:
+        with pytest.raises(OSError, match="does not fit in memory, and is converted in .*File too large.*`cache_dir`"):
+            FastDataset.from_csv(path, on_error=on_error)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before[0])
+        signal.signal(signal.SIGXFSZ, before[1])
+    assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+
+
+def test_copies_of_one_file_with_other_columns_are_kept(tables, small_memory):
+    numbers = FastDataset.from_csv(tables, "number", batch_size=N)
+    sizes = FastDataset.from_csv(tables, "größe cm", batch_size=N)
+    for _ in range(2):
+        assert flat(batches_of(numbers)) == list(range(N))
+        assert flat(batches_of(sizes)) == [k / 2 for k in range(N)]
 
 
 @pytest.mark.parametrize(("pack", "ending"), [(gzip.compress, "gz"), (bz2.compress, "bz2"), (gzip.compress, "")])
