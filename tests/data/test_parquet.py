@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import warnings
+import weakref
 from pathlib import Path
 
 import keras
@@ -16,6 +17,7 @@ import tensorflow as tf
 
 from keras_turbo import FastDataset
 from keras_turbo.data.sources import tabular
+from keras_turbo.data.tables.row_groups import columns_of, open_files, row_groups_of
 from keras_turbo.data.tables.rows import GroupReader
 from tests.data.epochs import batches_of, bytes_of
 from tests.data.table_files import check_columns, damage_row_group, numbered, with_times, write_tables
@@ -398,6 +400,49 @@ def test_a_damaged_row_group(tables, options):
     assert flat(numbers_of(dataset)) == [*range(16), *range(32, N)]
     assert [example.path for example in dataset.skipped] == [f"{path}, row {row}" for row in range(16, 32)]
     assert int(dataset.cardinality()) == 11
+
+
+@pytest.mark.parametrize("cache", ["auto", False])
+@pytest.mark.parametrize("ragged", [False, True])
+def test_a_damaged_row_group_is_left_out_wherever_the_table_is(tmp_path, cache, ragged):
+    lists = [[k] * (k % 3 if ragged else 2) for k in range(48)]
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"v": lists, "n": list(range(48))}), path, row_group_size=16)
+    damage_row_group(path, 0)
+    with pytest.raises(ValueError, match="a.parquet, row group 0 can't be read"):
+        dataset_of(path, cache=cache, label="n")  # by its lists, also where it is not loaded
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dataset = dataset_of(path, cache=cache, label="n", on_error="skip")
+    for _ in range(2):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # in the first epoch, or when it is built, there is one
+            batches = list(dataset)
+        assert [n for _, y in batches for n in y.numpy().tolist()] == list(range(16, 48))
+    values = [x["v"].to_list() if ragged else x["v"].numpy().tolist() for x, _ in batches]
+    assert flat(values) == lists[16:]
+    assert [example.path for example in dataset.skipped] == [f"{path}, row {row}" for row in range(16)]
+    assert {example.reason for example in dataset.skipped}.pop().startswith("row group 0 can't be read")
+    damage_row_group(path, 1)
+    damage_row_group(path, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="row group 0 can't be read"):
+            list(dataset_of(path, cache=cache, label="n", on_error="skip"))
+
+
+def test_an_error_that_is_kept_keeps_nothing_alive(tables):
+    damage_row_group(Path(tables).parent / "part-0.parquet", 1)
+    files, _ = open_files([str(Path(tables).parent / "part-0.parquet")], skip=False)
+    groups = row_groups_of(files)
+    reader = GroupReader(groups, columns_of(files, groups, ["number"], {}, skip=False), {}, most_kept=3)
+    for _ in range(3):
+        positions = np.arange(16, 20)
+        wanted = weakref.ref(positions)
+        assert not reader.read(positions, ["number"])[1].any()
+        del positions
+        assert wanted() is None
+    assert reader.problem(16).startswith("row group 1 can't be read")
 
 
 def test_a_value_that_has_changed_is_seen_by_its_checksum(tmp_path):

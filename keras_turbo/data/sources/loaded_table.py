@@ -37,7 +37,7 @@ class LoadedTableSource(Source):
 
     Args:
         table: what they are of.
-        parts: at least one.
+        parts: of which those that can't be read are left out.
 
     Raises:
         ExampleLoadError: no row is whole.
