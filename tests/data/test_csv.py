@@ -413,6 +413,9 @@ def test_nothing_to_read(tmp_path):
     with pytest.raises(ValueError, match="has several columns of one name: 'a'"):
         FastDataset.from_csv(tmp_path)
     assert FastDataset.from_csv(tmp_path, "b").element_spec.dtype == tf.int64
+    write(tmp_path, "b,b\n1,2\n", "b.csv")
+    with pytest.raises(ValueError, match="b.csv has several columns of one name: 'b'"):
+        FastDataset.from_csv(tmp_path, "b")
 
 
 def test_memory_that_does_not_suffice(tables, monkeypatch):

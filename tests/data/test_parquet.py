@@ -362,6 +362,9 @@ def test_files_that_do_not_agree(tmp_path):
     pq.write_table(pa.table({"x": [3.5]}), other)
     with pytest.raises(ValueError, match=r"b.parquet has no column 'i', which .*a.parquet has"):
         FastDataset.from_parquet(tmp_path)
+    pq.write_table(pa.Table.from_arrays([pa.array([1.5]), pa.array([2.5])], ["x", "x"]), other)
+    with pytest.raises(ValueError, match=r"b.parquet has several columns of one name: 'x'"):
+        FastDataset.from_parquet(tmp_path, ["x"])
 
 
 @pytest.mark.parametrize("cut", [0.5, 0.0001], ids=["half", "nearly all"])
@@ -496,7 +499,8 @@ def test_missing_values_are_filled_or_left_out(gaps, cache):
     assert ages == [1, 2, 3, 4, 5, -1, -1]
     assert read("age", missing=0).tolist() == [1, 2, 3, 4, 5, 0, 0]
     assert read(["age", "n"], missing=0.5)["age"].tolist() == [1, 2, 3, 4, 5, 0.5, 0.5]
-    assert np.isnan(read("age", missing="nan")).tolist() == [False] * 5 + [True] * 2
+    for missing in ("nan", {"age": "nan"}, {"age": np.nan}):
+        assert np.isnan(read("age", missing=missing)).tolist() == [False] * 5 + [True] * 2
     assert read("name", missing={"name": "nobody"}).tolist() == [b"x", b"y", b"z", b"nobody", b"u", b"v", b"w"]
     with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="row 1: the column 'name' has no value"):
         read("name", missing="nan")

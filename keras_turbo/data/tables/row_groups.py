@@ -11,6 +11,7 @@ import numpy as np
 from keras_turbo.data.failures import ExampleLoadError, SkippedExample, reason_of
 from keras_turbo.data.tables.casting import plain_type, value_type
 from keras_turbo.data.tables.columns import Column, column_of
+from keras_turbo.data.tables.parts import check_once
 from keras_turbo.data.tables.pyarrow_library import load_pyarrow
 from keras_turbo.storage import paths as storage
 from keras_turbo.storage import remote
@@ -172,6 +173,7 @@ def check_agreement(files: Sequence[TableFile], names: Sequence[str] | None, *, 
                 f"{lacks.name} has no column {name!r}, which {has.name} has. Files of one table have the same columns; "
                 "name those that all have as `columns`, or read the files apart."
             )
+        check_once(first.schema.names if names is None else names, file.schema.names, file.name)
         for name in first.schema.names if names is None else names:
             one, other = (_comparable(each.schema.field(name).type) for each in (first, file))
             if one != other and None not in (one, other) and name not in given:
