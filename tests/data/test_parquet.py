@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import sys
 import warnings
@@ -16,7 +17,7 @@ import pytest
 import tensorflow as tf
 
 from keras_turbo import FastDataset
-from keras_turbo.data.sources import tabular
+from keras_turbo.data.sources import loaded_table, tabular
 from keras_turbo.data.tables.row_groups import columns_of, open_files, row_groups_of
 from keras_turbo.data.tables.rows import GroupReader
 from tests.data.epochs import batches_of, bytes_of
@@ -559,6 +560,24 @@ def test_a_table_that_does_not_fit_is_read_by_row_groups(tables, monkeypatch):
         warnings.simplefilter("error")
         dataset_of(tables)
         dataset_of(tables, shuffle=True, shuffle_row_groups=3)
+
+
+def test_a_table_in_memory_is_there_once(tables, monkeypatch):
+    joined, seen = loaded_table.all_rows, []
+
+    def noted(parts, names):
+        rows = joined(parts, names)
+        columns = [rows] if isinstance(names, str) else rows.values()
+        seen.extend(weakref.ref(values) for values in columns)
+        return rows
+
+    monkeypatch.setattr(loaded_table, "all_rows", noted)
+    dataset = dataset_of(tables, label="name")
+    gc.collect()
+    # Beside the tensors nothing is left of the columns.
+    assert len(seen) == 8
+    assert not any(ref() is not None for ref in seen)
+    assert dataset.labels.tolist() == [f"name {k}".encode() for k in range(N)]
 
 
 def test_row_groups_that_are_larger_than_memory(tables, monkeypatch):

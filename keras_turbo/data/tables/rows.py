@@ -222,13 +222,11 @@ class _KeptGroup:
         self.problem: str | None = None
 
 
-def all_rows(parts: Sequence[Rows], names: Sequence[str]) -> dict[str, Values]:
-    """The whole rows of several parts, one after the other, by column."""
-    columns = {}
-    for name in names:
-        pieces = [
+def all_rows(parts: Sequence[Rows], name: str) -> Values:
+    """The whole rows of several parts, one after the other, in one column."""
+    return joined(
+        [
             part.columns[name].take(np.flatnonzero(part.are_whole)) if part.flaws else part.columns[name]
             for part in parts
         ]
-        columns[name] = joined(pieces)
-    return columns
+    )
