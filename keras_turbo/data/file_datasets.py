@@ -351,7 +351,7 @@ class FileDatasets(ResumableDataset):
                 default: "int64" gives their days, or the number of their own units, since 1970-01-01, "string" text.
             missing: what becomes of nulls and NaN. "raise" (default): an error with column, file, row and how many.
                 "nan": they are NaN in columns of floats, and an error in others. A number, for all columns that can
-                hold it; or a dict of columns and values.
+                hold it; or a dict of columns and values ("nan" for columns of floats, too).
             shuffle_row_groups: with `shuffle`, how many row groups have their rows shuffled together, wherever the
                 table is read: the same order on every machine. None (default): a full shuffle over all rows where the
                 table is kept in memory. Where it is read by row groups, as many as are 256 MB together; a warning says

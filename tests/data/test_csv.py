@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import bz2
+import gc
 import gzip
 import os
 import re
+import resource
+import signal
 import time
 import warnings
 from pathlib import Path
@@ -164,6 +167,30 @@ def test_a_cache_folder_that_cannot_be_written(tables, small_memory, tmp_path):
         FastDataset.from_csv(tables, cache_dir=tmp_path / "folder")
 
 
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_a_disk_that_is_full_is_no_damage_of_the_file(small_memory, tmp_path, monkeypatch, on_error):
+    # Written in pieces that no buffer holds back until the file is closed.
+    monkeypatch.setattr(csv_copies, "_ROWS_IN_GROUP", 10_000)
+    path = write(tmp_path, numbered(0, 30_000))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (9_000, before[0][1]))
+    try:
+        with pytest.raises(OSError, match="does not fit in memory, and is converted in .*File too large.*`cache_dir`"):
+            FastDataset.from_csv(path, on_error=on_error)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before[0])
+        signal.signal(signal.SIGXFSZ, before[1])
+    assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+
+
+def test_copies_of_one_file_with_other_columns_are_kept(tables, small_memory):
+    numbers = FastDataset.from_csv(tables, "number", batch_size=N)
+    sizes = FastDataset.from_csv(tables, "größe cm", batch_size=N)
+    for _ in range(2):
+        assert flat(batches_of(numbers)) == list(range(N))
+        assert flat(batches_of(sizes)) == [k / 2 for k in range(N)]
+
+
 @pytest.mark.parametrize(("pack", "ending"), [(gzip.compress, "gz"), (bz2.compress, "bz2"), (gzip.compress, "")])
 def test_packed_files(tmp_path, pack, ending, anywhere):
     path = tmp_path / f"a.csv.{ending}"
@@ -191,6 +218,21 @@ def test_how_files_are_written(tmp_path):
     assert next(iter(FastDataset.from_csv(path))).keys() == {"x", "s"}
     with pytest.raises(ValueError, match="row 0: it has 2 fields, and not 3"):
         FastDataset.from_csv(write(tmp_path, "1,2\n3,4\n"), column_names=["a", "b", "c"])
+
+
+def test_a_store_on_disk_is_not_taken_for_that_of_another_encoding(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"s\n\x80\x93\n\xa4\n")
+
+    def lengths(encoding):
+        dataset = FastDataset.from_csv(
+            path, "s", encoding=encoding, map_fn=lambda s: tf.strings.length(s, unit="BYTE"), cache="disk"
+        )
+        return batches_of(dataset)[0].tolist()
+
+    assert lengths("latin-1") == [4, 2]
+    gc.collect()  # a store that is in use is not shared
+    assert lengths("cp1252") == [6, 2]
 
 
 def test_files_that_are_something_else(tmp_path):
@@ -371,6 +413,9 @@ def test_nothing_to_read(tmp_path):
     with pytest.raises(ValueError, match="has several columns of one name: 'a'"):
         FastDataset.from_csv(tmp_path)
     assert FastDataset.from_csv(tmp_path, "b").element_spec.dtype == tf.int64
+    write(tmp_path, "b,b\n1,2\n", "b.csv")
+    with pytest.raises(ValueError, match="b.csv has several columns of one name: 'b'"):
+        FastDataset.from_csv(tmp_path, "b")
 
 
 def test_memory_that_does_not_suffice(tables, monkeypatch):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import sys
 import warnings
+import weakref
 from pathlib import Path
 
 import keras
@@ -15,7 +17,8 @@ import pytest
 import tensorflow as tf
 
 from keras_turbo import FastDataset
-from keras_turbo.data.sources import tabular
+from keras_turbo.data.sources import loaded_table, tabular
+from keras_turbo.data.tables.row_groups import columns_of, open_files, row_groups_of
 from keras_turbo.data.tables.rows import GroupReader
 from tests.data.epochs import batches_of, bytes_of
 from tests.data.table_files import check_columns, damage_row_group, numbered, with_times, write_tables
@@ -360,6 +363,9 @@ def test_files_that_do_not_agree(tmp_path):
     pq.write_table(pa.table({"x": [3.5]}), other)
     with pytest.raises(ValueError, match=r"b.parquet has no column 'i', which .*a.parquet has"):
         FastDataset.from_parquet(tmp_path)
+    pq.write_table(pa.Table.from_arrays([pa.array([1.5]), pa.array([2.5])], ["x", "x"]), other)
+    with pytest.raises(ValueError, match=r"b.parquet has several columns of one name: 'x'"):
+        FastDataset.from_parquet(tmp_path, ["x"])
 
 
 @pytest.mark.parametrize("cut", [0.5, 0.0001], ids=["half", "nearly all"])
@@ -398,6 +404,49 @@ def test_a_damaged_row_group(tables, options):
     assert flat(numbers_of(dataset)) == [*range(16), *range(32, N)]
     assert [example.path for example in dataset.skipped] == [f"{path}, row {row}" for row in range(16, 32)]
     assert int(dataset.cardinality()) == 11
+
+
+@pytest.mark.parametrize("cache", ["auto", False])
+@pytest.mark.parametrize("ragged", [False, True])
+def test_a_damaged_row_group_is_left_out_wherever_the_table_is(tmp_path, cache, ragged):
+    lists = [[k] * (k % 3 if ragged else 2) for k in range(48)]
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"v": lists, "n": list(range(48))}), path, row_group_size=16)
+    damage_row_group(path, 0)
+    with pytest.raises(ValueError, match="a.parquet, row group 0 can't be read"):
+        dataset_of(path, cache=cache, label="n")  # by its lists, also where it is not loaded
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dataset = dataset_of(path, cache=cache, label="n", on_error="skip")
+    for _ in range(2):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # in the first epoch, or when it is built, there is one
+            batches = list(dataset)
+        assert [n for _, y in batches for n in y.numpy().tolist()] == list(range(16, 48))
+    values = [x["v"].to_list() if ragged else x["v"].numpy().tolist() for x, _ in batches]
+    assert flat(values) == lists[16:]
+    assert [example.path for example in dataset.skipped] == [f"{path}, row {row}" for row in range(16)]
+    assert {example.reason for example in dataset.skipped}.pop().startswith("row group 0 can't be read")
+    damage_row_group(path, 1)
+    damage_row_group(path, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="row group 0 can't be read"):
+            list(dataset_of(path, cache=cache, label="n", on_error="skip"))
+
+
+def test_an_error_that_is_kept_keeps_nothing_alive(tables):
+    damage_row_group(Path(tables).parent / "part-0.parquet", 1)
+    files, _ = open_files([str(Path(tables).parent / "part-0.parquet")], skip=False)
+    groups = row_groups_of(files)
+    reader = GroupReader(groups, columns_of(files, groups, ["number"], {}, skip=False), {}, most_kept=3)
+    for _ in range(3):
+        positions = np.arange(16, 20)
+        wanted = weakref.ref(positions)
+        assert not reader.read(positions, ["number"])[1].any()
+        del positions
+        assert wanted() is None
+    assert reader.problem(16).startswith("row group 1 can't be read")
 
 
 def test_a_value_that_has_changed_is_seen_by_its_checksum(tmp_path):
@@ -451,7 +500,8 @@ def test_missing_values_are_filled_or_left_out(gaps, cache):
     assert ages == [1, 2, 3, 4, 5, -1, -1]
     assert read("age", missing=0).tolist() == [1, 2, 3, 4, 5, 0, 0]
     assert read(["age", "n"], missing=0.5)["age"].tolist() == [1, 2, 3, 4, 5, 0.5, 0.5]
-    assert np.isnan(read("age", missing="nan")).tolist() == [False] * 5 + [True] * 2
+    for missing in ("nan", {"age": "nan"}, {"age": np.nan}):
+        assert np.isnan(read("age", missing=missing)).tolist() == [False] * 5 + [True] * 2
     assert read("name", missing={"name": "nobody"}).tolist() == [b"x", b"y", b"z", b"nobody", b"u", b"v", b"w"]
     with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="row 1: the column 'name' has no value"):
         read("name", missing="nan")
@@ -510,6 +560,24 @@ def test_a_table_that_does_not_fit_is_read_by_row_groups(tables, monkeypatch):
         warnings.simplefilter("error")
         dataset_of(tables)
         dataset_of(tables, shuffle=True, shuffle_row_groups=3)
+
+
+def test_a_table_in_memory_is_there_once(tables, monkeypatch):
+    joined, seen = loaded_table.all_rows, []
+
+    def noted(parts, names):
+        rows = joined(parts, names)
+        columns = [rows] if isinstance(names, str) else rows.values()
+        seen.extend(weakref.ref(values) for values in columns)
+        return rows
+
+    monkeypatch.setattr(loaded_table, "all_rows", noted)
+    dataset = dataset_of(tables, label="name")
+    gc.collect()
+    # Beside the tensors nothing is left of the columns.
+    assert len(seen) == 8
+    assert not any(ref() is not None for ref in seen)
+    assert dataset.labels.tolist() == [f"name {k}".encode() for k in range(N)]
 
 
 def test_row_groups_that_are_larger_than_memory(tables, monkeypatch):

@@ -69,7 +69,7 @@ def csv_source(
         fills = option.values_for(read)
         filled = [column.name for column in read if column.is_text and column.name in fills]
         rows = CsvRows(form, types, types.keys() - wanted.keys(), filled, skip)
-        table = Table("csv", paths, read, parts, fills, left_out)
+        table = Table("csv", paths, read, parts, fills, left_out, written_as=form.to_list())
         try:
             source, applied = _source(table, looks, rows, settings)
             break

@@ -37,7 +37,7 @@ class LoadedTableSource(Source):
 
     Args:
         table: what they are of.
-        parts: at least one.
+        parts: of which those that can't be read are left out.
 
     Raises:
         ExampleLoadError: no row is whole.
@@ -65,17 +65,19 @@ class LoadedTableSource(Source):
             part.numbers if kept is None else np.asarray(part.numbers)[kept]
             for part, kept in zip(parts, whole, strict=True)
         ]
-        self._columns = all_rows([part.rows for part in parts], table.parts.names)
-        with tf.device("CPU:0"):
-            self._tensors = {name: tf.convert_to_tensor(values.array) for name, values in self._columns.items()}
-            self._words = {
-                name: tf.convert_to_tensor(values.vocabulary, tf.string)
-                for name, values in self._columns.items()
-                if values.vocabulary is not None
-            }
+        self._tensors: dict[str, tf.Tensor] = {}
+        self._words: dict[str, tf.Tensor] = {}
+        self.bytes_in_graph = 0
+        for name in table.parts.names:
+            # One after the other, so that no more than one is there a third time.
+            values = all_rows([part.rows for part in parts], name)
+            with tf.device("CPU:0"):
+                self._tensors[name] = tf.convert_to_tensor(values.array)
+                if values.vocabulary is not None:
+                    self._words[name] = tf.convert_to_tensor(values.vocabulary, tf.string)
+            self.bytes_in_graph += values.num_bytes
         if table.window is not None:
             self.why_not_remote = "the order of row groups (`shuffle_row_groups`) is computed by Python of this one"
-        self.bytes_in_graph = sum(values.num_bytes for values in self._columns.values())
 
     @property
     def num_examples(self) -> int:
@@ -94,12 +96,11 @@ class LoadedTableSource(Source):
         )
 
     def gather(self, positions: tf.Tensor) -> Any:
-        columns = {}
-        for name, tensor in self._tensors.items():
-            columns[name] = tf.gather(tensor, positions)
-            if name in self._words:
-                columns[name] = tf.gather(self._words[name], columns[name])
-        return self._table.parts.element(columns)
+        return self._table.parts.element({name: self._rows_of(name, positions) for name in self._tensors})
+
+    def _rows_of(self, name: str, positions: tf.Tensor | np.ndarray) -> tf.Tensor:
+        rows = tf.gather(self._tensors[name], positions)
+        return tf.gather(self._words[name], rows) if name in self._words else rows
 
     def load(self, position: tf.Tensor, seed: tf.Tensor) -> Any:
         return self.gather(position)
@@ -112,7 +113,10 @@ class LoadedTableSource(Source):
 
     def labels_at(self, positions: np.ndarray) -> np.ndarray | None:
         label = self._table.parts.label
-        return None if label is None else self._columns[label].take(positions).with_strings().array
+        if label is None:
+            return None
+        with tf.device("CPU:0"):
+            return self._rows_of(label, positions).numpy()
 
     def identity(self) -> Identity:
         return self._table.identity()

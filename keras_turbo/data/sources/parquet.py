@@ -56,7 +56,7 @@ def parquet_source(
     )
     check_known("`dtypes`", wanted, files[0].schema.names, files[0].name)
     check_agreement(files, None if columns is None else parts.names, given=wanted)
-    read = columns_of(files, groups, parts.names, wanted)
+    read = columns_of(files, groups, parts.names, wanted, skip=settings.on_error == "skip")
     fills = option.values_for(read)
     table = Table("parquet", paths, read, parts, fills, left_out, shuffle_row_groups)
     source, settings = source_of_groups(table, groups, settings, stacklevel=4)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from keras_turbo.data.example_store import fits_in_memory
+from keras_turbo.data.failures import ExampleLoadError, SkippedExample
 from keras_turbo.data.settings import Settings
 from keras_turbo.data.sources.loaded_table import LoadedPart, LoadedTableSource
 from keras_turbo.data.sources.row_groups import RowGroupSource
@@ -57,13 +58,22 @@ def source_of_groups(
         # The table itself is in memory now. What map_fn makes of it is kept where it can be.
         settings = dataclasses.replace(settings, cache="auto")
     if loads and not any(column.is_ragged for column in table.columns):
-        parts = []
+        parts, left_out = [], list(table.left_out)
         for group in groups:
-            part = LoadedPart(read_rows(group, table.columns, table.fills), group.file.name, group.row_numbers)
+            try:
+                part = LoadedPart(read_rows(group, table.columns, table.fills), group.file.name, group.row_numbers)
+            except ExampleLoadError as error:
+                if not skip:
+                    raise
+                left_out += [
+                    SkippedExample(f"{group.file.name}, row {number}", group.reason_in(error))
+                    for number in group.row_numbers
+                ]
+                continue
             if not skip:
                 raise_first_flaw(part.rows, part.name, part.numbers)
             parts.append(part)
-        return LoadedTableSource(table, parts), settings
+        return LoadedTableSource(dataclasses.replace(table, left_out=left_out), parts), settings
     if loads:
         reader = GroupReader(groups, table.columns, table.fills, most_kept=len(groups))
         if not skip:

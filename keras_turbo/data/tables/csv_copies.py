@@ -1,6 +1,6 @@
 """CSV files that are larger than memory, made into Parquet once: nothing can be read from the middle of them.
 
-CACHE_DIR/tabular/<digest of path>/<digest of the file's state and of how it is read>.parquet
+CACHE_DIR/tabular/<digest of path>/<digest of the file's state>-<digest of how it is read>.parquet
 """
 
 from __future__ import annotations
@@ -71,20 +71,17 @@ def copies_of(
 
 def _copy_of(path: str, rows: CsvRows, folder: pathlib.Path) -> tuple[TableFile, dict[int, str]]:
     status = storage.status_of(path)
-    how = [[name, str(kind)] for name, kind in rows.types.items()]
-    state = [
-        FORMAT_VERSION,
-        status.size,
-        status.changed_ns,
-        rows.form.to_list(),
-        how,
-        sorted(rows.filled),
-        rows.skip,
-    ]
-    place = folder / digest(os.fsdecode(storage.absolute(path))) / f"{digest(state)}.parquet"
+    types = [[name, str(kind)] for name, kind in rows.types.items()]
+    state = digest([FORMAT_VERSION, status.size, status.changed_ns])
+    how = digest([rows.form.to_list(), types, sorted(rows.filled), rows.skip])
+    place = folder / digest(os.fsdecode(storage.absolute(path))) / f"{state}-{how}.parquet"
     copy = _opened(place, path)
     if copy is None:
         _write(path, rows, place)
+        # Copies of the same state with other columns may be in use, by this process too.
+        for other in place.parent.glob("*.parquet"):
+            if not other.name.startswith(f"{state}-"):
+                other.unlink(missing_ok=True)
         copy = _opened(place, path)
     if copy is None:
         raise ExampleLoadError(f"{path}: its copy {str(place)!r} was removed while it was read.")
@@ -113,14 +110,17 @@ def _write(path: str, rows: CsvRows, place: pathlib.Path) -> None:
         with os.fdopen(handle, "w+b") as file:
 
             def write(batches: Iterator[Any]) -> Any:
-                file.seek(0)
-                file.truncate()
-                writer = pa.parquet.ParquetWriter(file, rows.schema)
+                with _errors_of_the_copy():
+                    file.seek(0)
+                    file.truncate()
+                    writer = pa.parquet.ParquetWriter(file, rows.schema)
                 try:
                     for table in _in_groups(batches, rows.schema):
-                        writer.write_table(table, row_group_size=_ROWS_IN_GROUP)
+                        with _errors_of_the_copy():
+                            writer.write_table(table, row_group_size=_ROWS_IN_GROUP)
                 except BaseException:
-                    writer.close()  # it would close itself later, when there is another one
+                    with contextlib.suppress(OSError):
+                        writer.close()  # it would close itself later, when there is another one
                     raise
                 return writer
 
@@ -130,19 +130,33 @@ def _write(path: str, rows: CsvRows, place: pathlib.Path) -> None:
             writer.close()
         os.replace(temporary, place)
         temporary = None
-        for outdated in place.parent.glob("*.parquet"):
-            if outdated != place:
-                outdated.unlink(missing_ok=True)
-    except OSError as error:
+    except (OSError, _CopyError) as error:
+        cause = error if isinstance(error, OSError) else error.cause
         raise OSError(
-            error.errno,
+            cause.errno,
             f"{path!r} does not fit in memory, and is converted in {str(place.parent)!r} to be read a part at a time, "
-            f"which failed ({error}). Give a folder with more room as `cache_dir`",
-        ) from error
+            f"which failed ({cause}). Give a folder with more room as `cache_dir`",
+        ) from cause
     finally:
         if temporary is not None:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
+
+
+class _CopyError(Exception):
+    """The copy can't be written. It is no `OSError`, which would be one of reading the file."""
+
+    def __init__(self, cause: OSError) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+@contextlib.contextmanager
+def _errors_of_the_copy() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise _CopyError(error) from error
 
 
 def _in_groups(batches: Iterator[Any], schema: Any) -> Iterator[Any]:

@@ -71,17 +71,11 @@ class CsvRows:
             WiderColumnError: the types have to change.
         """
         pa = load_pyarrow("from_csv()")
-        invalid: list[Any] = []
-
-        def note(row: Any) -> str:
-            invalid.append(row)
-            return "error"
-
         try:
             with self.form.opened(
                 path,
                 block_bytes=_BLOCK_BYTES,
-                on_invalid_row=note,
+                on_invalid_row=lambda row: "error",
                 types=dict(self.types),
                 names=list(self.types),
             ) as reader:

@@ -10,6 +10,7 @@ from typing import Any
 from keras_turbo.data.failures import ExampleLoadError, SkippedExample, reason_of
 from keras_turbo.data.tables.casting import TEXT, TooManyFailuresError, cast_with_failures
 from keras_turbo.data.tables.csv_format import CsvFormat, compression_of, null_values
+from keras_turbo.data.tables.parts import check_once
 from keras_turbo.data.tables.pyarrow_library import load_pyarrow
 from keras_turbo.storage import paths as storage
 from keras_turbo.storage import remote
@@ -181,6 +182,7 @@ def agreed_types(looks: Sequence[CsvLook], wanted: Mapping[str, str], names: Seq
                 f"{lacks.path} has no column {name!r}, which {has.path} has. Files of one table have the same columns. "
                 "Give `column_names` if the files have no header, or read the files apart."
             )
+        check_once(first.types if names is None else names, look.names, look.path)
     types = {}
     for name in first.types if names is None else names:
         kind, where = pa.null(), first

@@ -69,6 +69,8 @@ class Missing:
 
 
 def _held_by(column: Column, value: Any) -> Any:
+    if value == NAN and column.dtype.is_floating:
+        return math.nan
     if not _can_hold(column, value):
         raise ValueError(
             f"`missing` gives {value!r} for the column {column.name!r}, which is {column.dtype.name} and can't hold "

@@ -68,6 +68,17 @@ def check_known(argument: str, names: Iterable[str], available: Sequence[str], p
         )
 
 
+def check_once(names: Iterable[str], available: Sequence[str], path: str) -> None:
+    """Checks that a file has no two columns of a name that is wanted.
+
+    Raises:
+        ValueError: it has.
+    """
+    twice = sorted({name for name in names if available.count(name) > 1})
+    if twice:
+        raise ValueError(f"{path} has several columns of one name: {', '.join(map(repr, twice))}. Rename them.")
+
+
 def parts_of(
     columns: str | Sequence[str] | None,
     label: str | None,
@@ -98,9 +109,7 @@ def parts_of(
     wanted = [*names, *targets]
     for argument, given in (("`columns`", names), ("`label`", targets[:1]), ("`sample_weight`", targets[1:])):
         check_known(argument, given, available, path)
-    twice = sorted({name for name in wanted if available.count(name) > 1})
-    if twice:
-        raise ValueError(f"{path} has several columns of one name: {', '.join(map(repr, twice))}. Rename them.")
+    check_once(wanted, available, path)
     doubled = sorted({name for name in wanted if wanted.count(name) > 1})
     if doubled:
         raise ValueError(

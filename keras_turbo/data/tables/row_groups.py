@@ -11,6 +11,7 @@ import numpy as np
 from keras_turbo.data.failures import ExampleLoadError, SkippedExample, reason_of
 from keras_turbo.data.tables.casting import plain_type, value_type
 from keras_turbo.data.tables.columns import Column, column_of
+from keras_turbo.data.tables.parts import check_once
 from keras_turbo.data.tables.pyarrow_library import load_pyarrow
 from keras_turbo.storage import paths as storage
 from keras_turbo.storage import remote
@@ -69,6 +70,10 @@ class RowGroup:
         rows = range(self.first_row, self.first_row + self.num_rows)
         left_out = self.file.left_out
         return numbers_without(left_out, np.arange(rows.start, rows.stop)) if len(left_out) else rows
+
+    def reason_in(self, error: ExampleLoadError) -> str:
+        """What an error says of it, without the path that stands beside."""
+        return str(error).removeprefix(f"{self.file.name}, ")
 
     def read(self, names: Sequence[str]) -> Any:
         """Reads columns, as a `pyarrow.Table`.
@@ -168,6 +173,7 @@ def check_agreement(files: Sequence[TableFile], names: Sequence[str] | None, *, 
                 f"{lacks.name} has no column {name!r}, which {has.name} has. Files of one table have the same columns; "
                 "name those that all have as `columns`, or read the files apart."
             )
+        check_once(first.schema.names if names is None else names, file.schema.names, file.name)
         for name in first.schema.names if names is None else names:
             one, other = (_comparable(each.schema.field(name).type) for each in (first, file))
             if one != other and None not in (one, other) and name not in given:
@@ -215,15 +221,16 @@ def row_groups_of(files: Sequence[TableFile]) -> list[RowGroup]:
 
 
 def columns_of(
-    files: Sequence[TableFile], groups: Sequence[RowGroup], names: Sequence[str], dtypes: dict[str, str]
+    files: Sequence[TableFile], groups: Sequence[RowGroup], names: Sequence[str], dtypes: dict[str, str], *, skip: bool
 ) -> list[Column]:
     """What is read of some columns, by what the files say and, for lists, by their lengths.
 
-    Lists that are not of a fixed size by type have one if those of the first row group have, and if the number of
-    values that every row group says it has agrees with it.
+    Lists that are not of a fixed size by type have one if those of the first row group have (with `skip` the first that
+    can be read), and if the number of values that every row group says it has agrees with it.
 
     Raises:
         ValueError: a column that can't be a tensor.
+        ExampleLoadError: the first row group has lists and can't be read.
     """
     columns = []
     for name in names:
@@ -233,14 +240,23 @@ def columns_of(
         length = None
         is_list = value_type(field.type) is not None
         if is_list:
-            length = _common_length([group for group in groups if group.file in with_values], name)
+            length = _common_length([group for group in groups if group.file in with_values], name, skip=skip)
         columns.append(column_of(field, dtypes.get(name), length, first.name))
     return columns
 
 
-def _common_length(groups: Sequence[RowGroup], name: str) -> int | None:
+def _common_length(groups: Sequence[RowGroup], name: str, *, skip: bool) -> int | None:
     pa = load_pyarrow("from_parquet()")
-    table = groups[0].read([name])
+    table = None
+    for group in groups:
+        try:
+            table = group.read([name])
+            break
+        except ExampleLoadError:
+            if not skip:
+                raise
+    if table is None:
+        return None
     lengths = np.unique(
         np.concatenate([np.asarray(pa.compute.list_value_length(chunk).drop_null()) for chunk in table[name].chunks])
     )

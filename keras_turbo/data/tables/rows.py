@@ -140,7 +140,7 @@ class GroupReader:
         try:
             return self._rows_of(number).reason(row)
         except ExampleLoadError as error:
-            return str(error)
+            return self._groups[number].reason_in(error)
 
     def read(self, positions: np.ndarray, names: Sequence[str]) -> tuple[dict[str, Values], np.ndarray]:
         """Reads rows.
@@ -198,13 +198,14 @@ class GroupReader:
                 self._kept.popitem(last=False)
         # Others wait here for the one that reads the group, and only for that.
         with kept.lock:
-            if kept.error is not None:
-                raise kept.error
+            if kept.problem is not None:
+                # A new error each time: one that is raised again keeps all the frames that it has ever passed.
+                raise ExampleLoadError(kept.problem)
             if kept.rows is None:
                 try:
                     kept.rows = self._decode(number)
                 except ExampleLoadError as error:
-                    kept.error = error
+                    kept.problem = str(error)
                     raise
             return kept.rows
 
@@ -218,16 +219,14 @@ class _KeptGroup:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.rows: Rows | None = None
-        self.error: ExampleLoadError | None = None
+        self.problem: str | None = None
 
 
-def all_rows(parts: Sequence[Rows], names: Sequence[str]) -> dict[str, Values]:
-    """The whole rows of several parts, one after the other, by column."""
-    columns = {}
-    for name in names:
-        pieces = [
+def all_rows(parts: Sequence[Rows], name: str) -> Values:
+    """The whole rows of several parts, one after the other, in one column."""
+    return joined(
+        [
             part.columns[name].take(np.flatnonzero(part.are_whole)) if part.flaws else part.columns[name]
             for part in parts
         ]
-        columns[name] = joined(pieces)
-    return columns
+    )

@@ -25,6 +25,7 @@ class Table:
         fills: what stands for missing values, by column.
         left_out: what can't be read, and is left out.
         window: row groups whose rows are shuffled together, also where the table is in memory; None for all that can.
+        written_as: how the files are to be read, as far as it is not in them, made of JSON's types; None where all is.
     """
 
     kind: str
@@ -34,12 +35,14 @@ class Table:
     fills: Mapping[str, Any]
     left_out: list[SkippedExample]
     window: int | None = None
+    written_as: Any = None
 
     def identity(self) -> Identity:
         content = files_content(self.paths)
         recipe = {
             "kind": self.kind,
             "files": [path for path, *_ in content],
+            "written_as": self.written_as,
             "columns": repr(self.columns),
             "parts": repr(self.parts),
             "missing": repr(sorted(self.fills.items())),
