@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_turbo.data.disk_store import default_cache_dir
-from keras_turbo.data.failures import ExampleLoadError
+from keras_turbo.data.failures import ExampleLoadError, reason_of
 from keras_turbo.data.image_options import ImageOptions, require_batchable
 from keras_turbo.data.light_operations import light_filter, light_map
 from keras_turbo.data.python_calls import call_on
@@ -70,9 +70,10 @@ class TfRecordSource(Source):
         self._checks_records = checks_records or self._parses_last
         if self._parses_last:
             self.why_not_remote = "records whose features have no fixed length are put together in batches by this one"
-        elif reader.is_unpacked:
+        elif reader.reads_copies:
             self.why_not_remote = (
-                "compressed records are unpacked into the cache folder of this one (write them without compression)"
+                "records that are compressed, or behind a scheme, are copied into the cache folder of this one (write "
+                "them without compression, into a folder that all machines have)"
             )
         elif isinstance(layout, ManifestLayout) and layout.has_images:
             self.why_not_remote = (
@@ -148,7 +149,11 @@ class TfRecordSource(Source):
         return tf.ensure_shape(records, [None]), tf.ensure_shape(are_whole, [None])
 
     def _read_one(self, position: np.integer) -> tuple[bytes, bytes]:
-        record, problem = self.reader.read_one(position)
+        try:
+            record, problem = self.reader.read_one(position)
+        except (OSError, tf.errors.OpError) as error:
+            # As a value, since an error would bring along where in Python it was raised.
+            return b"", f"the file can't be read: {reason_of(error)}".encode()
         if not problem and not is_example(record):
             # TensorFlow would say so too, with the record in the message, whatever bytes those are.
             problem = b"it is whole, but no tf.train.Example."
