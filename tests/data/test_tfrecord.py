@@ -391,8 +391,8 @@ def test_a_file_that_is_gone_is_named(tmp_path, options, shuffle):
     message = str(error.value)
     assert f"ExampleLoadError: {path}, record " in message
     assert "the file can't be read: " in message
-    assert "No such file" in message.split("(on_error=")[0]
-    assert "Traceback" not in message.split("(on_error=")[0]
+    assert "No such file" in message.split("(on_error=", maxsplit=1)[0]
+    assert "Traceback" not in message.split("(on_error=", maxsplit=1)[0]
 
 
 @pytest.mark.parametrize("options", [{}, {"map_fn": same}], ids=["rows", "one by one"])

@@ -122,8 +122,8 @@ class RecordReader:
         records = self._checked(positions)
         if records is not None:
             return records, np.ones(len(positions), np.bool_)
-        # One of them is damaged, and TensorFlow tells nothing of those behind it. Halves find out which one it is with far
-        # fewer reads than there are records, each of which may be a request over a network.
+        # One of them is damaged, and TensorFlow tells nothing of those behind it. Halves find out which one it is with
+        # far fewer reads than there are records, each of which may be a request over a network.
         if len(positions) == 1:
             return tf.constant([""]), np.zeros(1, np.bool_)
         half = len(positions) // 2
