@@ -23,7 +23,7 @@ from keras_turbo.data.records.local_copies import check_compression, compression
 from keras_turbo.data.records.manifest import Manifest, leaves_of
 from keras_turbo.data.records.reader import RecordReader
 from keras_turbo.data.records.shards import Shards, find_shards
-from keras_turbo.data.settings import Settings
+from keras_turbo.data.settings import Settings, is_integer
 from keras_turbo.data.sources.files import files_content
 from keras_turbo.data.sources.source import Identity, Source
 from keras_turbo.storage import paths as storage
@@ -199,7 +199,7 @@ def tfrecord_source(
     check_compression(compression)
     if features is not None:
         features = check_features(features)
-    if interleave is not None and (isinstance(interleave, bool) or not isinstance(interleave, int) or interleave < 1):
+    if interleave is not None and (not is_integer(interleave) or interleave < 1):
         raise ValueError(f"`interleave` must be a number of files, from 1. Received: {interleave!r}.")
     is_named = features is not None or x is not None or label is not None or sample_weight is not None
     shards = find_shards(pattern, reads_manifest=not is_named)
