@@ -113,7 +113,8 @@ class BatchStream:
     def _begin_again(self, reason: str, error: tf.errors.OpError | None = None) -> None:
         self._restarts += 1
         # So says a new dispatcher of a job that it does not know, and a worker of a file that is not there.
-        if isinstance(error, tf.errors.NotFoundError) and self._restarts > _MOST_NOT_FOUND:
+        is_not_found = isinstance(error, tf.errors.NotFoundError)
+        if error is not None and is_not_found and self._restarts > _MOST_NOT_FOUND:
             raise error
         if self._restarts > _MOST_RESTARTS:
             raise DataServiceError(

@@ -200,13 +200,16 @@ class _PoolState:
         while self._pending:
             ticket = self._pending.popleft()
             number = self._number_of_idlest() if ticket.only is None else ticket.only
-            try:
-                worker = None if number is None else self._running(number)
-            except OSError as error:  # no more processes, memory or open files
-                # Told to who waits for it: threads that receive results get here, too, and must go on.
-                ticket.error = WorkerError(f"Worker {number + 1} of {len(self.workers)} could not be started: {error}.")
-                self._changed.notify_all()
-                continue
+            worker = None
+            if number is not None:
+                try:
+                    worker = self._running(number)
+                except OSError as error:  # no more processes, memory or open files
+                    # Told to who waits for it: threads that receive results get here, too, and must go on.
+                    text = f"Worker {number + 1} of {len(self.workers)} could not be started: {error}."
+                    ticket.error = WorkerError(text)
+                    self._changed.notify_all()
+                    continue
             if worker is None or not self._has_room(worker):
                 waiting.append(ticket)
                 if ticket.only is None:
