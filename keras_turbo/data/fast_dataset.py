@@ -21,7 +21,7 @@ from keras_turbo.data.failures import SkippedExample
 from keras_turbo.data.file_datasets import FileDatasets
 from keras_turbo.data.report import PipelineReport, measure_pipeline
 from keras_turbo.data.service_pipeline import ServicePipeline
-from keras_turbo.data.settings import Cache, Settings
+from keras_turbo.data.settings import Cache, Settings, is_integer
 from keras_turbo.data.sources.made_in_python import MadeInPython
 from keras_turbo.data.sources.source import Source
 from keras_turbo.data.sources.tf_dataset import TfDatasetSource
@@ -242,6 +242,7 @@ class FastDataset(FileDatasets):
                 the epoch a second time. With these two, all shards have equally many.
 
         Raises:
+            TypeError: a number that is no integer.
             ValueError: `index` is not below `num_shards`; a shard would be empty; another `remainder`; a
                 `tf.data.Dataset` without a store.
         """
@@ -249,6 +250,10 @@ class FastDataset(FileDatasets):
             raise ValueError(
                 "Only examples that have positions can be dealt out. Apply shard() to the tf.data.Dataset before it is "
                 "given to FastDataset, or use cache='memory' or 'disk'; a generator function can give a part by itself."
+            )
+        if not (is_integer(num_shards) and is_integer(index)):
+            raise TypeError(
+                f"`num_shards` and `index` must be integers. Received: num_shards={num_shards!r}, index={index!r}."
             )
         order = self._pipeline.order.shard(int(num_shards), int(index), remainder)
         if order.num_examples == 0:

@@ -25,6 +25,7 @@ PYTHON_OPS = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})
 """The operations that call Python, behind which anything may be hidden."""
 
 
+@tf.autograph.experimental.do_not_convert
 def call_on(
     owner: Any, function: Callable, inputs: list[tf.Tensor], output_types: Any, *, returns_tensors: bool = False
 ) -> Any:
@@ -54,7 +55,15 @@ def call_on(
                 raise ReferenceError(
                     "The FastDataset is gone that is being iterated. Keep a reference to it until the end."
                 )
-            return function(alive, *arguments)
+            try:
+                return function(alive, *arguments)
+            except Exception as error:
+                text = str(error)
+                if _is_unicode(text):
+                    raise
+                # TensorFlow loses such a message, or ends the process over it (2.17 to 2.21).
+                readable = text.encode("utf-8", "backslashreplace").decode()
+                raise RuntimeError(f"{type(error).__name__}: {readable}") from None
 
     # The raw op: tf.debugging.Assert makes a branch of it, which each iterator would have to instantiate.
     is_open = tf.raw_ops.Assert(condition=calls.open_view, data=["The process is ending."])
@@ -64,6 +73,7 @@ def call_on(
         return tf.numpy_function(call, inputs, output_types)
 
 
+@tf.autograph.experimental.do_not_convert
 def call_if_alive(owner: Any, function: Callable, inputs: list[tf.Tensor]) -> tf.Tensor:
     """Graph code: as `call_on` of a function that returns nothing, for cleaning up: it fails never, and gives 0.
 
@@ -88,6 +98,15 @@ def call_if_alive(owner: Any, function: Callable, inputs: list[tf.Tensor]) -> tf
 def process_is_ending() -> bool:
     """Whether the interpreter waits for calls from graphs to return."""
     return not _calls().open
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether nothing in it stands for bytes of a file name that are no UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 class _Calls:

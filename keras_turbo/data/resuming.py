@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_turbo.data.example_order import EpochCounter
+from keras_turbo.data.settings import is_integer
 from keras_turbo.data.variant_dataset import VariantDataset
 
 
@@ -125,6 +126,6 @@ class RepeatedEpochs(VariantDataset):
 
 
 def _natural_number(name: str, number: Any) -> int:
-    if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+    if not is_integer(number) or number < 0:
         raise ValueError(f"`{name}` must be an integer from 0. Received: {number!r}.")
-    return number
+    return int(number)

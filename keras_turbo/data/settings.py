@@ -51,14 +51,14 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_count("batch_size", self.batch_size, "None, for examples one by one (or as they come)")
-        if not (_is_integer(self.workers) and self.workers == 0):  # which has a meaning for some sources
+        if not (is_integer(self.workers) and self.workers == 0):  # which has a meaning for some sources
             check_count("workers", self.workers, "None, for as many as the cores want")
         for name in ("shuffle", "reshuffle_each_epoch", "drop_remainder"):
             value = getattr(self, name)
             if not isinstance(value, bool):
                 hint = " All examples are shuffled, so there is no buffer to size." if name == "shuffle" else ""
                 raise TypeError(f"`{name}` must be True or False. Received: {name}={value!r}.{hint}")
-        if self.seed is not None and not _is_integer(self.seed):
+        if self.seed is not None and not is_integer(self.seed):
             raise TypeError(f"`seed` must be an integer or None. Received: seed={self.seed!r}.")
         if self.seed is not None and not 0 <= self.seed < 2**63:
             raise ValueError(f"`seed` must lie between 0 and 2**63 - 1. Received: seed={self.seed}.")
@@ -172,13 +172,14 @@ def check_count(name: str, value: Any, none_means: str) -> None:
     """
     if value is None:
         return
-    if not _is_integer(value):
+    if not is_integer(value):
         raise TypeError(f"`{name}` must be a positive integer, or {none_means}. Received: {name}={value!r}.")
     if value < 1:
         raise ValueError(f"`{name}` must be at least 1, or {none_means}. Received: {name}={value}.")
 
 
-def _is_integer(value: Any) -> bool:
+def is_integer(value: Any) -> bool:
+    """Whether a value counts something: any integer, NumPy's too."""
     # A bool is an int to Python; batch_size=True would be a batch of one.
     if isinstance(value, (bool, np.bool_)):
         return False

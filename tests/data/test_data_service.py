@@ -199,6 +199,10 @@ class TestBatches:
         damaged.write_bytes(damaged.read_bytes()[:60])
         with pytest.raises(tf.errors.InvalidArgumentError, match=r"4\.png: .*A worker of the data service could not"):
             batches_of(FastDataset.from_image_folder("fotos, größer", service=service.address, **options))
+        deleted = FastDataset.from_image_folder("fotos, größer", service=service.address, **options)
+        damaged.unlink()
+        with pytest.raises(tf.errors.InvalidArgumentError, match=r"4\.png; No such file.*could not load it either"):
+            batches_of(deleted)
         Image.fromarray(pixels).save(damaged, "gif")
         with pytest.raises(
             tf.errors.InvalidArgumentError, match=r"4\.png: a data service's workers decode JPEG and PNG"
@@ -356,6 +360,10 @@ class TestOrder:
         gone = [tf.errors.UnavailableError(None, None, "gone")]
         with pytest.raises(DataServiceError, match="did not make batch 5 in 4 attempts: gone"):
             self.stream(gone, gone, gone, gone, gone).next()
+        # Of a file that is not there, the session tells which one it is.
+        missing = [tf.errors.NotFoundError(None, None, "a.png; No such file or directory")]
+        with pytest.raises(tf.errors.NotFoundError, match="a.png"):
+            self.stream(missing, missing, missing).next()
 
 
 class TestParts:

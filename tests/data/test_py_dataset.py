@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import logging
 import os
@@ -13,6 +14,7 @@ import tensorflow as tf
 
 from keras_turbo import FastDataset
 from keras_turbo.data import worker_choice
+from keras_turbo.data.worker_pool import object_transfer, pool
 from tests.data import python_data
 from tests.data.python_data import (
     BadHooks,
@@ -43,6 +45,11 @@ HERE_AND_IN_WORKERS = pytest.mark.parametrize("workers", [0, 2])
 def first_numbers(dataset):
     """The first number of each batch's x, or of the batch."""
     return [int((batch[0] if isinstance(batch, tuple) else batch).numpy().flat[0]) for batch in dataset]
+
+
+def no_more_files(*_):
+    """What the system says that has no descriptor left; TensorFlow itself ends the process where there is none."""
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
 class Model(keras.Model):
@@ -344,12 +351,35 @@ class TestWorkers:
     def test_they_stay_for_the_next_epoch_and_leave_with_the_dataset(self):
         dataset = FastDataset(Sequence(), workers=2)
         list(dataset)
-        pool = dataset._source._producer.pool
-        pids = pool.pids
+        workers = dataset._source._producer.pool
+        pids = workers.pids
         list(dataset)
-        assert pool.pids == pids
+        assert workers.pids == pids
         assert len(pids) == 2
         # The leak guard finds those that stay.
+
+    def test_what_the_system_refuses_is_an_error_and_no_wait(self, monkeypatch):
+        source = Large(np.arange(4))
+        dataset = FastDataset(source, workers=2)
+        with monkeypatch.context() as patch:
+            patch.setattr(pool, "WorkerProcess", no_more_files)
+            with pytest.raises(tf.errors.InvalidArgumentError, match="Worker 1 of 2 could not be started: "):
+                list(dataset)
+        assert first_numbers(dataset) == [0, 1, 2, 3]
+        # Now the workers are there, and the array must go to them once more.
+        source.array = np.arange(10, 14)
+        with monkeypatch.context() as patch:
+            patch.setattr(object_transfer, "create_memory", no_more_files)
+            with pytest.raises(tf.errors.InvalidArgumentError, match="arrays can't be copied .*open files"):
+                list(dataset)
+        assert first_numbers(dataset) == [10, 11, 12, 13]
+
+    def test_a_result_for_which_there_is_no_memory_is_an_error(self, monkeypatch):
+        dataset = FastDataset(Sequence(), workers=2)
+        with monkeypatch.context() as patch:
+            patch.setattr(pool.mmap, "mmap", no_more_files)
+            with pytest.raises(tf.errors.InvalidArgumentError, match="There is no memory for batch 0 of Sequence"):
+                list(dataset)
 
     @pytest.mark.slow
     def test_a_pydataset_of_keras(self, run_python, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 import weakref
 
 import numpy as np
@@ -46,6 +47,34 @@ def test_the_owner_is_not_kept_alive(monkeypatch):
     assert goes(lambda: reference() is None)
     with pytest.raises(tf.errors.OpError, match="FastDataset is gone that is being iterated"):
         list(dataset)
+
+
+class Failing:
+    def fail(self):
+        raise ValueError("/data/\udcff.png")
+
+
+@pytest.mark.parametrize("returns_tensors", [False, True])
+def test_a_message_that_is_no_unicode_is_readable(returns_tensors):
+    # TensorFlow's own: an empty message, and the end of the process.
+    owner = Failing()
+    call = tf.function(lambda: call_on(owner, Failing.fail, [], tf.int64, returns_tensors=returns_tensors))
+    with pytest.raises(tf.errors.OpError, match=r"ValueError: /data/\\udcff.png"):
+        call()
+
+
+@pytest.mark.parametrize("returns_tensors", [False, True])
+def test_what_is_called_is_not_rewritten_by_autograph(returns_tensors):
+    files = []
+
+    class Looking:
+        def look(self):
+            files.extend(frame.filename for frame in traceback.extract_stack())
+            return np.int64(0)
+
+    owner = Looking()
+    tf.function(lambda: call_on(owner, Looking.look, [], tf.int64, returns_tensors=returns_tensors))()
+    assert any(file.endswith("python_calls.py") for file in files)
 
 
 def test_an_array_can_be_the_owner():

@@ -135,6 +135,19 @@ def test_a_damaged_record_is_told_from_those_around_it(tmp_path):
     assert reader.describe(1) == f"{path}, record 1 at byte 40"
 
 
+def test_a_damaged_record_among_many_is_found_in_few_reads(tmp_path, monkeypatch):
+    path = write_records(tmp_path / "a", [b"a" * 24] * 1000)
+    flip_byte(path, 40 * 300 + 20)
+    reader = reader_of(path, cache=tmp_path / CACHE)
+    reads = []
+    once = reader._checked
+    monkeypatch.setattr(reader, "_checked", lambda positions: reads.append(len(positions)) or once(positions))
+    records, are_whole = reader.read(np.arange(1000))
+    assert np.flatnonzero(~are_whole).tolist() == [300]
+    assert records.numpy().tolist() == [b"a" * 24] * 300 + [b""] + [b"a" * 24] * 699
+    assert len(reads) < 30
+
+
 @pytest.mark.parametrize("byte", [*range(12, 36), *range(36, 40)])
 def test_each_bit_of_data_and_checksum_counts(tmp_path, byte):
     path = write_records(tmp_path / "a", [b"a" * 24] * 3)

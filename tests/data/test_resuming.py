@@ -262,6 +262,23 @@ def test_what_is_no_position(epoch, batch):
         assert epochs.epochs_begun == 0
 
 
+def test_numbers_may_be_those_of_numpy():
+    straight, resumed = of_arrays(), of_arrays()
+    batches_of(straight)
+    expected = batches_of(straight)[2:]
+    resumed.resume_at(np.int64(1), np.int32(2))
+    assert resumed.position == (1, 2)
+    assert_equal(batches_of(resumed), expected)
+    resumed.epochs_begun = np.int64(1)
+    assert_equal(batches_of(resumed)[2:], expected)
+
+
+@pytest.mark.parametrize("numbers", [(2.5, 0), (2, 0.0), ("2", 0), (True, 0)])
+def test_what_is_no_shard(numbers):
+    with pytest.raises(TypeError, match="`num_shards` and `index` must be integers. Received: num_shards="):
+        of_arrays().shard(*numbers)
+
+
 def test_what_decides_the_batches():
     assert of_arrays().order_settings == of_arrays(map_fn=tripled).order_settings
     assert of_arrays().order_settings != of_arrays(seed=4).order_settings

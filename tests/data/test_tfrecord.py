@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from pathlib import Path
 
@@ -376,6 +377,30 @@ def test_nothing_but_damage(tmp_path):
         dataset = dataset_of(path, on_error="skip")
         with pytest.raises(tf.errors.InvalidArgumentError, match="All 1 examples failed"):
             batches_of(dataset)
+
+
+@pytest.mark.parametrize("options", [{}, {"map_fn": same}], ids=["rows", "one by one"])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_file_that_is_gone_is_named(tmp_path, options, shuffle):
+    pattern = write_shards(tmp_path, [5, 5])
+    dataset = dataset_of(pattern, shuffle=shuffle, **options)
+    path = tmp_path / "part-1.tfrecord"
+    path.unlink()
+    with pytest.raises(tf.errors.InvalidArgumentError) as error:
+        batches_of(dataset)
+    message = str(error.value)
+    assert f"ExampleLoadError: {path}, record " in message
+    assert "the file can't be read: " in message
+    assert "No such file" in message.split("(on_error=", maxsplit=1)[0]
+    assert "Traceback" not in message.split("(on_error=", maxsplit=1)[0]
+
+
+@pytest.mark.parametrize("options", [{}, {"map_fn": same}], ids=["rows", "one by one"])
+def test_a_file_whose_name_is_no_text(tmp_path, options):
+    path = os.fsdecode(os.path.join(os.fsencode(tmp_path), b"\xff.tfrecord"))
+    os.rename(write_records(tmp_path / "a", [numbered(k) for k in range(9)]), path)
+    assert flat(numbers_of(dataset_of(path, **options))) == list(range(9))
+    assert sorted(flat(numbers_of(dataset_of(path, shuffle=True, **options)))) == list(range(9))
 
 
 # Case 4: stores.

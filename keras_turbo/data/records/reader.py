@@ -122,20 +122,22 @@ class RecordReader:
         records = self._checked(positions)
         if records is not None:
             return records, np.ones(len(positions), np.bool_)
-        # One of them is damaged. Behind it nothing can be told, so each is read by itself.
-        empty = tf.constant([""])
-        each = [self._checked(positions[number : number + 1]) for number in range(len(positions))]
-        are_whole = np.array([one is not None for one in each], np.bool_)
-        return tf.concat([empty if one is None else one for one in each], 0), are_whole
+        # One of them is damaged, and TensorFlow tells nothing of those behind it. Halves find out which one it is with
+        # far fewer reads than there are records, each of which may be a request over a network.
+        if len(positions) == 1:
+            return tf.constant([""]), np.zeros(1, np.bool_)
+        half = len(positions) // 2
+        (records, are_whole), (others, are_others_whole) = self.read(positions[:half]), self.read(positions[half:])
+        return tf.concat([records, others], 0), np.concatenate([are_whole, are_others_whole])
 
     @property
-    def is_unpacked(self) -> bool:
-        """Whether what is read are unpacked copies of compressed files."""
+    def reads_copies(self) -> bool:
+        """Whether what is read are copies in the cache folder, of compressed files or of those behind a scheme."""
         return any(index.path != name for index, name in zip(self._indices, self._names, strict=True))
 
     @functools.cached_property
     def _absolute_paths(self) -> list[bytes]:
-        return [os.fsencode(os.path.abspath(index.path)) for index in self._indices]
+        return [os.fsencode(storage.absolute(index.path)) for index in self._indices]
 
     def read_in_graph(self, position: tf.Tensor) -> tf.Tensor:
         """Graph code: the data of one record by TensorFlow's operations alone, which open its file for it."""
@@ -259,7 +261,9 @@ def _read_by_tensorflow(path: str, offset: int, size: int, number: int) -> tf.Te
     """So many records that follow one another in a file, as a vector of strings; None if one of them is damaged."""
     buffer = min(size, _BUFFER_BYTES)
     try:
-        records = _reading_function()(*(tf.constant(value, tf.int64) for value in (offset, buffer, number)), path)
+        numbers = (tf.constant(value, tf.int64) for value in (offset, buffer, number))
+        # A name on Linux is any bytes, which are no UTF-8 where others chose them.
+        records = _reading_function()(*numbers, tf.constant(os.fsencode(path)))
     except (tf.errors.DataLossError, tf.errors.OutOfRangeError, tf.errors.InvalidArgumentError):
         return None
     return records if len(records) == number else None

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
+from keras_turbo.data.failures import reason_of
 from keras_turbo.data.service.address import DataServiceError
 from keras_turbo.data.service.job import NothingArrivedError, ServiceJob
 
@@ -24,6 +25,8 @@ PATIENCE_SECONDS = 20.0
 _SAYS_SO_AFTER_SECONDS = 120.0
 # A batch that did not come after so many new jobs will not come.
 _MOST_RESTARTS = 4
+# Nor will one of which something is not found after so many.
+_MOST_NOT_FOUND = 2
 
 # Batches held back while an earlier one is missing, as many as fit in so much memory. A worker has about six in the
 # making, so that one ten times as fast as another is that much ahead; beyond, the earlier one counts as lost. Twice as
@@ -95,7 +98,7 @@ class BatchStream:
                 logger.warning("The data service has made no batch for %.0f s.", self._waited_seconds)
             return
         except _GONE as error:
-            self._begin_again(error.message)
+            self._begin_again(reason_of(error), error)
             return
         self._waited_seconds = 0.0
         if batch is None:
@@ -107,8 +110,12 @@ class BatchStream:
             self._most_early = max(self._most_early, min(_MOST_EARLY, _EARLY_BYTES // num_bytes))
             self._early[number] = batch
 
-    def _begin_again(self, reason: str) -> None:
+    def _begin_again(self, reason: str, error: tf.errors.OpError | None = None) -> None:
         self._restarts += 1
+        # So says a new dispatcher of a job that it does not know, and a worker of a file that is not there.
+        is_not_found = isinstance(error, tf.errors.NotFoundError)
+        if error is not None and is_not_found and self._restarts > _MOST_NOT_FOUND:
+            raise error
         if self._restarts > _MOST_RESTARTS:
             raise DataServiceError(
                 f"The data service did not make batch {self.next_number} in {_MOST_RESTARTS} attempts: {reason}. "

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_turbo.data.disk_store import default_cache_dir
-from keras_turbo.data.failures import ExampleLoadError
+from keras_turbo.data.failures import ExampleLoadError, reason_of
 from keras_turbo.data.image_options import ImageOptions, require_batchable
 from keras_turbo.data.light_operations import light_filter, light_map
 from keras_turbo.data.python_calls import call_on
@@ -23,7 +23,7 @@ from keras_turbo.data.records.local_copies import check_compression, compression
 from keras_turbo.data.records.manifest import Manifest, leaves_of
 from keras_turbo.data.records.reader import RecordReader
 from keras_turbo.data.records.shards import Shards, find_shards
-from keras_turbo.data.settings import Settings
+from keras_turbo.data.settings import Settings, is_integer
 from keras_turbo.data.sources.files import files_content
 from keras_turbo.data.sources.source import Identity, Source
 from keras_turbo.storage import paths as storage
@@ -70,9 +70,10 @@ class TfRecordSource(Source):
         self._checks_records = checks_records or self._parses_last
         if self._parses_last:
             self.why_not_remote = "records whose features have no fixed length are put together in batches by this one"
-        elif reader.is_unpacked:
+        elif reader.reads_copies:
             self.why_not_remote = (
-                "compressed records are unpacked into the cache folder of this one (write them without compression)"
+                "records that are compressed, or behind a scheme, are copied into the cache folder of this one (write "
+                "them without compression, into a folder that all machines have)"
             )
         elif isinstance(layout, ManifestLayout) and layout.has_images:
             self.why_not_remote = (
@@ -148,7 +149,11 @@ class TfRecordSource(Source):
         return tf.ensure_shape(records, [None]), tf.ensure_shape(are_whole, [None])
 
     def _read_one(self, position: np.integer) -> tuple[bytes, bytes]:
-        record, problem = self.reader.read_one(position)
+        try:
+            record, problem = self.reader.read_one(position)
+        except (OSError, tf.errors.OpError) as error:
+            # As a value, since an error would bring along where in Python it was raised.
+            return b"", f"the file can't be read: {reason_of(error)}".encode()
         if not problem and not is_example(record):
             # TensorFlow would say so too, with the record in the message, whatever bytes those are.
             problem = b"it is whole, but no tf.train.Example."
@@ -194,7 +199,7 @@ def tfrecord_source(
     check_compression(compression)
     if features is not None:
         features = check_features(features)
-    if interleave is not None and (isinstance(interleave, bool) or not isinstance(interleave, int) or interleave < 1):
+    if interleave is not None and (not is_integer(interleave) or interleave < 1):
         raise ValueError(f"`interleave` must be a number of files, from 1. Received: {interleave!r}.")
     is_named = features is not None or x is not None or label is not None or sample_weight is not None
     shards = find_shards(pattern, reads_manifest=not is_named)

@@ -46,9 +46,13 @@ class TransferredObject:
         if not places:
             return places, None
         descriptor = create_memory(max(offset, 1))
-        with mmap.mmap(descriptor, max(offset, 1)) as memory:
-            for buffer, (start, size) in zip(self.buffers, places, strict=True):
-                memory[start : start + size] = buffer
+        try:
+            with mmap.mmap(descriptor, max(offset, 1)) as memory:
+                for buffer, (start, size) in zip(self.buffers, places, strict=True):
+                    memory[start : start + size] = buffer
+        except BaseException:
+            os.close(descriptor)
+            raise
         return places, descriptor
 
 

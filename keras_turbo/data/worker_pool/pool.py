@@ -200,7 +200,16 @@ class _PoolState:
         while self._pending:
             ticket = self._pending.popleft()
             number = self._number_of_idlest() if ticket.only is None else ticket.only
-            worker = None if number is None else self._running(number)
+            worker = None
+            if number is not None:
+                try:
+                    worker = self._running(number)
+                except OSError as error:  # no more processes, memory or open files
+                    # Told to who waits for it: threads that receive results get here, too, and must go on.
+                    text = f"Worker {number + 1} of {len(self.workers)} could not be started: {error}."
+                    ticket.error = WorkerError(text)
+                    self._changed.notify_all()
+                    continue
             if worker is None or not self._has_room(worker):
                 waiting.append(ticket)
                 if ticket.only is None:
@@ -238,24 +247,30 @@ class _PoolState:
         return worker
 
     def _send(self, worker: _Worker, ticket: Ticket) -> None:
+        places: list[tuple[int, int]] | None = None
+        descriptor = None
+        if worker.digest != self._source.digest:
+            try:
+                places, descriptor = self._source.in_shared_memory()
+            except (OSError, MemoryError) as error:
+                ticket.error = WorkerError(f"The object's arrays can't be copied for the workers: {error}.")
+                self._changed.notify_all()
+                return
         number = next(self._numbers)
         # The slot that was used last: its memory is there already, and in the processor's cache.
         ticket.slot = worker.free_slots.pop()
         worker.under_way[number] = ticket
         try:
-            if worker.digest != self._source.digest:
-                places, descriptor = self._source.in_shared_memory()
-                try:
-                    worker.process.channel.send(
-                        ("object", self._source.stream, places), () if descriptor is None else (descriptor,)
-                    )
-                finally:
-                    if descriptor is not None:
-                        os.close(descriptor)
+            if places is not None:
+                descriptors = () if descriptor is None else (descriptor,)
+                worker.process.channel.send(("object", self._source.stream, places), descriptors)
                 worker.digest = self._source.digest
             worker.process.channel.send(("run", number, ticket.slot, ticket.task))
         except OSError:
             pass  # it died, which the thread that receives from it finds out and tells
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
 
     def _receive(self, worker: _Worker) -> None:
         """Takes in what a worker sends, in a thread of its own."""
@@ -298,16 +313,22 @@ class _PoolState:
         number, count, places, ended, failure = arguments
         with self._changed:
             ticket = worker.under_way.pop(number)
-            for descriptor in descriptors:
-                worker.memory[ticket.slot] = mmap.mmap(descriptor, 0)
-                os.close(descriptor)
-            leaves = []
-            if count and ticket.is_wanted:
-                leaves = self._leaves(worker, ticket.slot, places)
-            else:
-                worker.free_slots.append(ticket.slot)
-            if ticket.is_wanted:
-                ticket.result = Result(count, leaves, ended, failure)
+            try:
+                for descriptor in descriptors:
+                    worker.memory[ticket.slot] = mmap.mmap(descriptor, 0)
+                leaves = []
+                if count and ticket.is_wanted:
+                    leaves = self._leaves(worker, ticket.slot, places)
+                else:
+                    worker.free_slots.append(ticket.slot)
+                if ticket.is_wanted:
+                    ticket.result = Result(count, leaves, ended, failure)
+            except (OSError, MemoryError) as error:
+                # The slot is not used again: its memory here may not be that of the worker.
+                ticket.error = WorkerError(f"There is no memory for {ticket.what}: {error}.")
+            finally:
+                for descriptor in descriptors:
+                    os.close(descriptor)
             self._dispatch()
             self._changed.notify_all()
 
