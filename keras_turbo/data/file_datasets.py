@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -31,8 +32,9 @@ class FileDatasets(ResumableDataset):
     """What `FastDataset` inherits its `from_...` constructors from."""
 
     @classmethod
+    @abc.abstractmethod
     def _of_source(cls, source: Source, settings: Settings, class_names: list[str] | None) -> Self:
-        raise NotImplementedError
+        """The dataset of a source."""
 
     @classmethod
     def from_image_folder(

@@ -9,18 +9,10 @@ for each, took 60 us a record (two cores).
 from __future__ import annotations
 
 import collections
-import contextlib
 import functools
 import itertools
-import mmap
 import os
-import queue
-import resource
-import tempfile
-import threading
-import weakref
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -28,16 +20,10 @@ import tensorflow as tf
 from keras_turbo.data.records.framing import what_is_wrong
 from keras_turbo.data.records.index import RecordIndex
 from keras_turbo.data.records.local_copies import DAMAGE_MARK
+from keras_turbo.data.records.open_files import OpenFiles, Places
+from keras_turbo.data.records.scratch_files import ScratchFiles
 from keras_turbo.data.variant_dataset import VariantDataset
 from keras_turbo.storage import paths as storage
-from keras_turbo.storage import remote
-from keras_turbo.storage.schemes import is_remote
-
-# Of the files that this process may still open, this share is kept open; all others are opened for each read.
-_SHARE_OF_OPEN_FILES = 0.25
-
-# Linux and macOS list a process' own open files there.
-_OWN_OPEN_FILES = "/dev/fd"
 
 # What TensorFlow reads of a file at once, at most.
 _BUFFER_BYTES = 1 << 18
@@ -61,8 +47,8 @@ class RecordReader:
         self._first = np.concatenate([[0], np.cumsum(counts)])
         self._offsets = np.concatenate([index.offsets for index in indices])
         self._order = None if interleave == 1 or len(indices) == 1 else interleaved(counts.tolist(), interleave)
-        self._scratch = _ScratchFiles()
-        self._files = _OpenFiles([index.path for index in indices])
+        self._scratch = ScratchFiles()
+        self._files = OpenFiles([index.path for index in indices])
 
     @property
     def num_entries(self) -> int:
@@ -180,24 +166,15 @@ class RecordReader:
                 return None
             return _read_by_tensorflow(scratch.path, 0, int(places.sizes.sum()), len(positions))
 
-    def _places(self, positions: np.ndarray) -> _Places:
+    def _places(self, positions: np.ndarray) -> Places:
         entries, files = self._entry_and_file(positions)
         begins = self._offsets[entries + files]
         are_one_run = bool((files == files[0]).all() and (np.diff(entries) == 1).all())
-        return _Places(files, begins, self._offsets[entries + files + 1] - begins, are_one_run)
+        return Places(files, begins, self._offsets[entries + files + 1] - begins, are_one_run)
 
     def _entry_and_file(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         entries = positions if self._order is None else self._order[positions]
         return entries, np.searchsorted(self._first, entries, "right") - 1
-
-
-class _Places(NamedTuple):
-    """Where records are: the number of the file of each, its first byte there and how many bytes it has."""
-
-    files: np.ndarray
-    begins: np.ndarray
-    sizes: np.ndarray
-    are_one_run: bool
 
 
 def interleaved(counts: Sequence[int], cycle_length: int) -> np.ndarray:
@@ -241,22 +218,6 @@ def _reason(frame: bytes) -> str:
     return what_is_wrong(frame)
 
 
-def _read_into(descriptor: int, target: memoryview, offset: int) -> int:
-    """Reads bytes of a file until the target is full or the file ends; returns how many there were."""
-    done = 0
-    while done < len(target):  # the system gives at most 2 GB at once
-        if hasattr(os, "preadv"):
-            count = os.preadv(descriptor, [target[done:]], offset + done)
-        else:
-            data = os.pread(descriptor, len(target) - done, offset + done)
-            count = len(data)
-            target[done : done + count] = data
-        if not count:
-            break
-        done += count
-    return done
-
-
 def _read_by_tensorflow(path: str, offset: int, size: int, number: int) -> tf.Tensor | None:
     """So many records that follow one another in a file, as a vector of strings; None if one of them is damaged."""
     buffer = min(size, _BUFFER_BYTES)
@@ -284,134 +245,3 @@ def _reading_function() -> tf.types.experimental.ConcreteFunction:
         return tf.function(
             read, input_signature=[number, number, number, tf.TensorSpec([], tf.string)], autograph=False
         ).get_concrete_function()
-
-
-class _ScratchFiles:
-    """Files in memory, each for one thread at a time."""
-
-    def __init__(self) -> None:
-        self._free: queue.SimpleQueue[_ScratchFile] = queue.SimpleQueue()
-
-    @contextlib.contextmanager
-    def lent(self) -> Iterator[_ScratchFile]:
-        """A context in which a file is the caller's alone."""
-        try:
-            scratch = self._free.get_nowait()
-        except queue.Empty:
-            scratch = _ScratchFile()
-        try:
-            yield scratch
-        finally:
-            self._free.put(scratch)
-
-
-class _ScratchFile:
-    """A file in memory.
-
-    Attributes:
-        path: where others can read it.
-    """
-
-    def __init__(self) -> None:
-        if hasattr(os, "memfd_create"):
-            descriptor = os.memfd_create("keras_turbo_records")
-            self.path, to_remove = f"/proc/self/fd/{descriptor}", None
-        else:
-            descriptor, self.path = tempfile.mkstemp(prefix="keras_turbo_records_")
-            to_remove = self.path
-        self._descriptor = descriptor
-        self._view = memoryview(b"")
-        weakref.finalize(self, _close_scratch, descriptor, to_remove)
-
-    def fill(self, files: _OpenFiles, places: _Places) -> bool:
-        """Copies records into it, one after the other; gives whether none of their files was shorter."""
-        size = int(places.sizes.sum())
-        if size > len(self._view):
-            # Larger than asked, since the next ones may be a little larger. What is not touched takes no memory.
-            capacity = size + size // 2
-            os.ftruncate(self._descriptor, capacity)
-            self._view = memoryview(mmap.mmap(self._descriptor, capacity))
-        os.ftruncate(self._descriptor, size)
-        begin = 0
-        if not files.are_near:
-            for block, asked_for in files.read_runs(places):
-                if len(block) < asked_for:
-                    return False
-                self._view[begin : begin + asked_for] = block
-                begin += asked_for
-            return True
-        for file, offset, length in zip(
-            places.files.tolist(), places.begins.tolist(), places.sizes.tolist(), strict=True
-        ):
-            if files.read_into(file, self._view[begin : begin + length], offset) < length:
-                return False
-            begin += length
-        return True
-
-
-def _close_scratch(descriptor: int, to_remove: str | None) -> None:
-    os.close(descriptor)
-    if to_remove is not None:
-        os.unlink(to_remove)
-
-
-class _OpenFiles:
-    """Data files, of which some are kept open and the others opened for each read."""
-
-    def __init__(self, paths: list[str]) -> None:
-        self._paths = paths
-        #: Whether all are on this machine, or mounted as if they were.
-        self.are_near = not any(map(is_remote, paths))
-        self._lock = threading.Lock()
-        self._descriptors: dict[int, int] = {}
-        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if limit == resource.RLIM_INFINITY:
-            self._most_kept_open = len(paths)
-        else:
-            self._most_kept_open = int((limit - len(os.listdir(_OWN_OPEN_FILES))) * _SHARE_OF_OPEN_FILES)
-        weakref.finalize(self, _close_descriptors, self._descriptors)
-
-    def read(self, file: int, offset: int, size: int) -> bytes:
-        """Bytes of a file: fewer where it has become shorter."""
-        if is_remote(self._paths[file]):
-            return storage.read_at(self._paths[file], offset, size)
-        data = bytearray(size)
-        return bytes(data[: self.read_into(file, memoryview(data), offset)])
-
-    def read_runs(self, places: _Places) -> Iterator[tuple[bytes, int]]:
-        """The bytes of files behind a scheme, and how many each read asked for.
-
-        Each read is a request: of records that lie behind one another it is one, and others do not wait for it.
-        """
-        files, begins, sizes = places.files, places.begins, places.sizes
-        starts = np.append(True, (files[1:] != files[:-1]) | (begins[1:] != begins[:-1] + sizes[:-1]))
-        firsts = np.flatnonzero(starts)
-        totals = np.add.reduceat(sizes, firsts).tolist()
-        runs = list(zip(files[firsts].tolist(), begins[firsts].tolist(), totals, strict=True))
-        yield from zip(remote.each_of(lambda run: self.read(*run), runs), totals, strict=True)
-
-    def read_into(self, file: int, target: memoryview, offset: int) -> int:
-        """As `read`, to where they are wanted, of a file on this machine; returns how many there were."""
-        descriptor = self._kept_open(file)
-        if descriptor is not None:
-            return _read_into(descriptor, target, offset)
-        descriptor = os.open(self._paths[file], os.O_RDONLY)
-        try:
-            return _read_into(descriptor, target, offset)
-        finally:
-            os.close(descriptor)
-
-    def _kept_open(self, file: int) -> int | None:
-        descriptor = self._descriptors.get(file)
-        if descriptor is None:
-            with self._lock:
-                # Another thread may have opened it by now.
-                descriptor = self._descriptors.get(file)
-                if descriptor is None and len(self._descriptors) < self._most_kept_open:
-                    descriptor = self._descriptors[file] = os.open(self._paths[file], os.O_RDONLY)
-        return descriptor
-
-
-def _close_descriptors(descriptors: dict[int, int]) -> None:
-    while descriptors:
-        os.close(descriptors.popitem()[1])
