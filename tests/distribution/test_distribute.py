@@ -13,6 +13,7 @@ import keras_turbo
 from keras_turbo import distribute
 from keras_turbo.distribution.cluster import ClusterError
 from keras_turbo.distribution.workers import is_chief
+from tests.distribution.cluster_scenarios import rows, small_model
 
 
 @pytest.fixture(autouse=True)
@@ -26,18 +27,6 @@ def no_cluster(monkeypatch):
         "TPU_WORKER_HOSTNAMES",
     ):
         monkeypatch.delenv(name, raising=False)
-
-
-def small_model(**settings):
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, activation="relu"), keras.layers.Dense(1)])
-    model.compile(**{"optimizer": keras.optimizers.Adam(0.01), "loss": "mse", **settings})
-    return model
-
-
-def rows(number=32):
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(number, 4)).astype("float32")
-    return x, x.sum(axis=1, keepdims=True)
 
 
 def fit(model, epochs=1):

@@ -10,11 +10,10 @@ from typing import Any
 from keras_turbo.data.failures import ExampleLoadError, SkippedExample, reason_of
 from keras_turbo.data.tables.casting import TEXT, TooManyFailuresError, cast_with_failures
 from keras_turbo.data.tables.csv_format import CsvFormat, compression_of, null_values
+from keras_turbo.data.tables.files import each_file
 from keras_turbo.data.tables.parts import check_once
 from keras_turbo.data.tables.pyarrow_library import load_pyarrow
 from keras_turbo.storage import paths as storage
-from keras_turbo.storage import remote
-from keras_turbo.storage.schemes import is_remote
 
 # So much of each file is looked at, which is little to read and tells of thousands of rows.
 _LOOK_BYTES = 1 << 20
@@ -56,23 +55,7 @@ def look_at(paths: Sequence[str], form: CsvFormat, *, skip: bool) -> tuple[list[
     Raises:
         ExampleLoadError: one can't be read and `skip` is False, or none can.
     """
-
-    def look(path: str) -> CsvLook | SkippedExample | None:
-        try:
-            return _look(path, form)
-        except ExampleLoadError as error:
-            if not skip:
-                raise
-            return SkippedExample(path, str(error).removeprefix(f"{path}: "))
-
-    found = list((remote.each_of if any(map(is_remote, paths)) else map)(look, paths))
-    looks = [one for one in found if isinstance(one, CsvLook)]
-    left_out = [one for one in found if isinstance(one, SkippedExample)]
-    if left_out and not looks:
-        raise ExampleLoadError(
-            f"None of {len(left_out)} files can be read. The first: {left_out[0].path}: {left_out[0].reason}"
-        )
-    return looks, left_out
+    return each_file(paths, lambda path: _look(path, form), skip=skip)
 
 
 def _look(path: str, form: CsvFormat) -> CsvLook | None:

@@ -1,16 +1,20 @@
-"""Which files make up a table."""
+"""Which files make up a table, and which of them can be read."""
 
 from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
+from keras_turbo.data.failures import ExampleLoadError, SkippedExample
 from keras_turbo.data.sources.files import find_files
 from keras_turbo.storage import paths as storage
 from keras_turbo.storage import remote
 from keras_turbo.storage.globbing import remote_glob
 from keras_turbo.storage.schemes import is_remote, resolved
+
+T = TypeVar("T")
 
 
 def find_table_files(
@@ -50,3 +54,44 @@ def find_table_files(
         hint = f" There are some below: give {storage.join(escaped, '**', '*' + endings[0])!r}." if below else ""
         raise ValueError(f"No {kind} files in {folder!r}: no name with {' or '.join(endings)} in it.{hint}")
     return paths
+
+
+def each_file(
+    paths: Sequence[str], look: Callable[[str], T | None], *, skip: bool
+) -> tuple[list[T], list[SkippedExample]]:
+    """What a function finds of each file, without those of which it finds nothing.
+
+    Args:
+        paths: the files; where one is behind a scheme, many are looked at at a time.
+        look: takes a path; gives None for a file that holds no row, and raises `ExampleLoadError` for one that can't be
+            read.
+        skip: whether those are left out.
+
+    Returns:
+        What was found, and what was left out.
+
+    Raises:
+        ExampleLoadError: one can't be read and `skip` is False, or none can.
+    """
+
+    def looked_at(path: str) -> T | SkippedExample | None:
+        try:
+            return look(path)
+        except ExampleLoadError as error:
+            if not skip:
+                raise ExampleLoadError(f"{error} (on_error='skip' leaves such files out and lists them.)") from error
+            return SkippedExample(path, str(error).removeprefix(f"{path}: "))
+
+    results = (remote.each_of if any(map(is_remote, paths)) else map)(looked_at, paths)
+    found: list[T] = []
+    left_out: list[SkippedExample] = []
+    for one in results:
+        if isinstance(one, SkippedExample):
+            left_out.append(one)
+        elif one is not None:
+            found.append(one)
+    if left_out and not found:
+        raise ExampleLoadError(
+            f"None of {len(left_out)} files can be read. The first: {left_out[0].path}: {left_out[0].reason}"
+        )
+    return found, left_out

@@ -11,10 +11,10 @@ import numpy as np
 from keras_turbo.data.failures import ExampleLoadError, SkippedExample, reason_of
 from keras_turbo.data.tables.casting import plain_type, value_type
 from keras_turbo.data.tables.columns import Column, column_of
+from keras_turbo.data.tables.files import each_file
 from keras_turbo.data.tables.parts import check_once
 from keras_turbo.data.tables.pyarrow_library import load_pyarrow
 from keras_turbo.storage import paths as storage
-from keras_turbo.storage import remote
 from keras_turbo.storage.paths import Status
 from keras_turbo.storage.schemes import is_remote
 
@@ -131,24 +131,11 @@ def open_files(paths: Sequence[str], *, skip: bool) -> tuple[list[TableFile], li
         ExampleLoadError: one is damaged and `skip` is False, or all are.
     """
 
-    def opened(path: str) -> TableFile | SkippedExample | None:
-        if not storage.status_of(path).size:
-            return None  # a file that was made and not written to: it holds no row
-        try:
-            return open_file(path)
-        except ExampleLoadError as error:
-            if not skip:
-                raise ExampleLoadError(f"{error} (on_error='skip' leaves such files out and lists them.)") from error
-            return SkippedExample(path, str(error).removeprefix(f"{path}: "))
+    def opened(path: str) -> TableFile | None:
+        # One that was made and not written to holds no row.
+        return open_file(path) if storage.status_of(path).size else None
 
-    found = list((remote.each_of if any(map(is_remote, paths)) else map)(opened, paths))
-    files = [one for one in found if isinstance(one, TableFile)]
-    left_out = [one for one in found if isinstance(one, SkippedExample)]
-    if left_out and not files:
-        raise ExampleLoadError(
-            f"None of {len(left_out)} files can be read. The first: {left_out[0].path}: {left_out[0].reason}"
-        )
-    return files, left_out
+    return each_file(paths, opened, skip=skip)
 
 
 def check_agreement(files: Sequence[TableFile], names: Sequence[str] | None, *, given: Container[str] = ()) -> None:
