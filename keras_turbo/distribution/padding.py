@@ -109,7 +109,7 @@ def _padded_leaf(leaf: Any, is_empty: tf.Tensor, sizes: tf.Tensor | None) -> Any
         return tf.SparseTensor(leaf.indices, leaf.values, leaf.dense_shape + more)
     if not isinstance(leaf, tf.Tensor) or leaf.shape.rank == 0:
         return leaf
-    row = tf.constant(leaf.shape[1:].as_list(), tf.int32) if sizes is None else sizes
+    row = tf.shape(leaf)[1:] if sizes is None else sizes
     # In a branch of its own, so that rows that are there are not copied.
     chosen = tf.cond(is_empty, lambda: tf.zeros(tf.concat([[1], row], 0), leaf.dtype), lambda: leaf)
     return chosen if tf.executing_eagerly() else tf.ensure_shape(chosen, [None, *leaf.shape[1:]])
