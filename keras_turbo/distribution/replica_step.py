@@ -60,6 +60,10 @@ class ReplicaStep:
 
     def part_of_gradient(self, gradient: Any, optimizer: Any) -> Any:
         """This replica's part of the mean gradient; the parts of all replicas add up to it."""
+        if self.may_be_empty and isinstance(gradient, tf.IndexedSlices):
+            # None of padding: TensorFlow fails where parts of equal length have another one later in an execution.
+            count = tf.where(self.is_empty, 0, tf.shape(gradient.indices)[0])
+            gradient = tf.IndexedSlices(gradient.values[:count], gradient.indices[:count], gradient.dense_shape)
         return self.of_rows(gradient) if self.has_part_of(optimizer) else multiply_no_nan(gradient, self.share)
 
     def reduced_loss(self, values: tf.Tensor, sample_weight: Any, reduction: str | None) -> tf.Tensor:
