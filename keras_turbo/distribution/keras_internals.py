@@ -78,6 +78,12 @@ def layers_of(model: keras.Model) -> list[Any]:
     return list(private(model, "_flatten_layers")())
 
 
+def metrics_of(model: keras.Model) -> list[Any]:
+    """All metrics that a model updates: those of `compile` too, which a model that names its own may leave out."""
+    metrics = [*model.metrics, *private(model, "_metrics"), private(model, "_compile_metrics")]
+    return list({id(one): one for one in metrics if one is not None}.values())
+
+
 def knows_its_shapes(model: keras.Model) -> bool:
     """Whether all that Keras builds by the shapes of a batch is built: layers, metrics and losses."""
     compiled = [private(model, "_compile_metrics"), private(model, "_compile_loss")]

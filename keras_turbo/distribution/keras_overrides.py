@@ -25,7 +25,7 @@ import tensorflow as tf
 from keras_turbo.distribution import keras_internals
 from keras_turbo.distribution.distributed_data import positions_kept
 from keras_turbo.distribution.seeds import share_random_state
-from keras_turbo.distribution.train_functions import StepFunction, settle
+from keras_turbo.distribution.train_functions import StepFunction, predict_step, settle
 
 _lock = threading.RLock()
 
@@ -67,6 +67,7 @@ def adopt(model: keras.Model) -> None:
         if getattr(type(model), name) is getattr(keras.Model, name):
             # Past Keras' __setattr__, which would keep account of it as a part of the model.
             object.__setattr__(model, name, functools.partial(make, model))
+    object.__setattr__(model, "predict_step", functools.partial(_predict_step, model))
     model.train_function = model.test_function = model.predict_function = None
 
 
@@ -87,6 +88,10 @@ def _make_test_function(model: keras.Model, force: bool = False) -> Any:
 def _make_predict_function(model: keras.Model, force: bool = False) -> Any:
     settle(model)
     return type(model).make_predict_function(model, force)
+
+
+def _predict_step(model: keras.Model, data: Any) -> Any:
+    return predict_step(model, functools.partial(type(model).predict_step, model), data)
 
 
 def _symbolic_build(model: keras.Model, iterator: Any = None, data_batch: Any = None) -> None:

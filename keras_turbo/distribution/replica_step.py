@@ -1,10 +1,11 @@
 """What a replica knows of its step: its rows, those of all replicas, and how losses are averaged over them.
 
 On one device a loss is a mean over the rows of the batch. A replica has a part of those rows, and a last batch may give
-one replica more than another, or none at all. So a replica's loss is here its part of the mean over all rows, times the
-number of replicas; and what is a mean over the batch in any other way (a regularizer, a loss that a layer adds) has the
-weight of the replica's rows. The mean of that over replicas is what one device gives, and so is the mean of its
-gradients. Losses look as on one device, and code that was written for one device stays right.
+one replica more than another, or none at all. So what a replica has of any mean is what, weighted by its share of the
+rows and summed over replicas, gives the mean over all rows: for a mean over its own rows (a loss function that returns
+one number, a regularizer, a loss by hand) that is this mean; a loss that is divided by something else, such as the
+weights of all rows, is divided by its share beforehand. Losses look as on one device, and code that was written for one
+device stays right.
 """
 
 from __future__ import annotations
@@ -25,21 +26,21 @@ class ReplicaStep:
         rows: of this replica.
         global_rows: of all replicas.
         replicas: how many.
+        may_be_empty: whether this replica may have no rows, and one of padding then (see `padding.py`).
     """
 
-    def __init__(self, rows: tf.Tensor, global_rows: tf.Tensor, replicas: int) -> None:
+    def __init__(self, rows: tf.Tensor, global_rows: tf.Tensor, replicas: int, *, may_be_empty: bool = False) -> None:
+        self.may_be_empty = may_be_empty
+        self.is_empty = tf.equal(rows, 0)
         self.rows = tf.cast(rows, tf.float32)
         self.global_rows = tf.cast(global_rows, tf.float32)
         self.replicas = replicas
         self.share = tf.math.divide_no_nan(self.rows, self.global_rows)
-        # Whether a loss has been averaged over all rows. Otherwise the train step makes its loss by itself, and it is a
-        # mean over this replica's.
-        self.loss_is_global = False
         self._optimizers_with_parts: set[int] = set()
 
-    def weighted(self, mean: Any) -> Any:
-        """Gives a mean over this replica's rows the weight that makes the mean over replicas that over all rows."""
-        return multiply_no_nan(mean, self.share * self.replicas)
+    def of_rows(self, value: Any) -> Any:
+        """A value that is made of this replica's rows: 0 where it has none, also for what padding gave."""
+        return multiply_no_nan(value, tf.cast(self.rows > 0, tf.float32)) if self.may_be_empty else value
 
     def as_mean(self, total: Any) -> Any:
         """Gives a sum over this replica's rows the size by which its weighted mean over replicas is that of all."""
@@ -51,7 +52,7 @@ class ReplicaStep:
         In float16 the gradients of each row are then as large as on one device, and overflow where they do there.
         """
         self._optimizers_with_parts.add(id(optimizer))
-        return self._part(loss)
+        return multiply_no_nan(loss, self.share)
 
     def has_part_of(self, optimizer: Any) -> bool:
         """Whether a loss for an optimizer has been made this replica's part of it."""
@@ -59,14 +60,11 @@ class ReplicaStep:
 
     def part_of_gradient(self, gradient: Any, optimizer: Any) -> Any:
         """This replica's part of the mean gradient; the parts of all replicas add up to it."""
-        if self.has_part_of(optimizer):
-            return multiply_no_nan(gradient, tf.cast(self.rows > 0, tf.float32))
-        return self._part(gradient)
-
-    def _part(self, value: Any) -> Any:
-        if not self.loss_is_global:
-            return multiply_no_nan(value, self.share)
-        return multiply_no_nan(value, tf.cast(self.rows > 0, tf.float32) / self.replicas)
+        if self.may_be_empty and isinstance(gradient, tf.IndexedSlices):
+            # None of padding: TensorFlow fails where parts of equal length have another one later in an execution.
+            count = tf.where(self.is_empty, 0, tf.shape(gradient.indices)[0])
+            gradient = tf.IndexedSlices(gradient.values[:count], gradient.indices[:count], gradient.dense_shape)
+        return self.of_rows(gradient) if self.has_part_of(optimizer) else multiply_no_nan(gradient, self.share)
 
     def reduced_loss(self, values: tf.Tensor, sample_weight: Any, reduction: str | None) -> tf.Tensor:
         """Reduces losses of this replica's rows. It stands for Keras' `reduce_values`, and means what that does.
@@ -78,28 +76,29 @@ class ReplicaStep:
         """
         if reduction in (None, "none"):
             return values
-        self.loss_is_global = True
         if values.shape.rank == 0:
-            return self.weighted(values)
-        total = tf.reduce_sum(values)
+            return values
+        total = self.of_rows(tf.reduce_sum(values))
+        share = tf.cast(self.share, total.dtype)
         if reduction == "sum":
-            return total * self.replicas
+            return tf.math.divide_no_nan(total, share)
         if reduction == "mean_with_sample_weight" and sample_weight is not None:
-            divisor = _sum_over_replicas(tf.cast(tf.reduce_sum(sample_weight), total.dtype))
+            weights = self.of_rows(tf.reduce_sum(sample_weight))
+            divisor = _sum_over_replicas(tf.cast(weights, total.dtype))
         else:
             # As many values a row in all replicas; the first dimension need not be that of rows.
             values_a_row = tf.math.divide_no_nan(tf.cast(tf.size(values), tf.float32), self.rows)
             divisor = tf.cast(values_a_row * self.global_rows, total.dtype)
-        return tf.math.divide_no_nan(total, divisor) * self.replicas
+        return tf.math.divide_no_nan(total, divisor * share)
 
     def valid_ratio(self, mask: Any, dtype: Any) -> tf.Tensor:
         """How many values a mask has for each that it lets through, over all replicas."""
-        counts = tf.stack([tf.cast(tf.size(mask), dtype), tf.reduce_sum(tf.cast(mask, dtype))])
+        counts = self.of_rows(tf.stack([tf.cast(tf.size(mask), dtype), tf.reduce_sum(tf.cast(mask, dtype))]))
         total, valid = tf.unstack(_sum_over_replicas(counts))
         return tf.math.divide_no_nan(total, valid)
 
     def weighted_output(self, output: Any) -> Any:
-        """This replica's part of a mean over rows that a step gives; the parts add up. What is no number stays."""
+        """This replica's part of a mean that a step gives; the parts add up. What is no number stays."""
         output = tf.convert_to_tensor(output)
         if not (output.dtype.is_floating or output.dtype.is_integer):
             return output

@@ -13,7 +13,8 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.losses import loss as loss_module  # Keras has no public way to say how losses are averaged.
+from keras.src.backend.tensorflow import nn as nn_module  # Keras has no public way to say how these are averaged.
+from keras.src.losses import loss as loss_module
 
 from keras_turbo.distribution import keras_internals
 from keras_turbo.distribution.optimizer_updates import (
@@ -22,6 +23,7 @@ from keras_turbo.distribution.optimizer_updates import (
     apply_over_replicas,
     current_phase,
 )
+from keras_turbo.distribution.padding import updated_by_rows_only, without_padding
 from keras_turbo.distribution.replica_step import current_step
 
 # Gives the stand-in for the function that it is given.
@@ -59,9 +61,10 @@ def _stand_ins(model: keras.Model) -> Iterator[tuple[Any, str, StandIn]]:
         for layer in keras_internals.layers_of(model):
             if layer.activity_regularizer is not None:
                 yield layer, "activity_regularizer", _regularize_activity
-    tracker = getattr(model, "_loss_tracker", None)
-    if tracker is not None:
-        yield tracker, "update_state", _track_loss
+    yield keras.metrics.Mean, "update_state", _mean_of_numbers
+    yield nn_module, "_compute_moments_sync", _moments_of_rows
+    for metric in keras_internals.metrics_of(model):
+        yield metric, "update_state", functools.partial(_update_by_rows, metric)
 
 
 def _optimizer_classes(method: str) -> list[type]:
@@ -136,8 +139,7 @@ def _apply_mask(own: Callable[..., Any]) -> Callable[..., Any]:
 
 def _scale_loss(own: Callable[..., Any]) -> Callable[..., Any]:
     def scale_loss_for_distribution(value: Any) -> Any:
-        step = current_step()
-        return own(value) if step is None else step.weighted(value)
+        return own(value) if current_step() is None else value
 
     return scale_loss_for_distribution
 
@@ -167,15 +169,41 @@ def _regularize_activity(own: Callable[..., Any]) -> Callable[..., Any]:
     return activity_regularizer
 
 
-def _track_loss(own: Callable[..., Any]) -> Callable[..., Any]:
-    def update_state(values: Any, sample_weight: Any = None) -> Any:
+def _mean_of_numbers(own: Callable[..., Any]) -> Callable[..., Any]:
+    def update_state(self: Any, values: Any, sample_weight: Any = None) -> Any:
         step = current_step()
-        if step is not None and step.loss_is_global and sample_weight is not None:
-            # Each replica's loss stands for its part of all rows, and a replica without rows has one, too.
-            sample_weight = step.global_rows / step.replicas
-        return own(values, sample_weight=sample_weight)
+        if step is None or tf.convert_to_tensor(values).shape.rank != 0:
+            return own(self, values, sample_weight)
+        # One number for all rows of this replica, as a loss is, or a metric that a function gives as a mean.
+        if sample_weight is None:
+            weight = step.share * step.replicas
+        else:
+            weight = step.of_rows(tf.cast(sample_weight, self.dtype))
+        return own(self, step.of_rows(tf.cast(values, self.dtype)), weight)
 
     return update_state
+
+
+def _update_by_rows(metric: Any, own: Callable[..., Any]) -> Callable[..., Any]:
+    def update_state(*args: Any, **kwargs: Any) -> Any:
+        step = current_step()
+        if step is None or not step.may_be_empty or not _has_rows((args, kwargs)):
+            return own(*args, **kwargs)
+        return updated_by_rows_only(lambda: own(*args, **kwargs), metric.variables, step.is_empty)
+
+    return update_state
+
+
+def _has_rows(arguments: Any) -> bool:
+    return any(getattr(getattr(one, "shape", None), "rank", 0) != 0 for one in keras.tree.flatten(arguments))
+
+
+def _moments_of_rows(own: Callable[..., Any]) -> Callable[..., Any]:
+    def compute_moments_sync(x: Any, axes: Any, keepdims: Any) -> Any:
+        step = current_step()
+        return own(x if step is None or not step.may_be_empty else without_padding(x, step.is_empty), axes, keepdims)
+
+    return compute_moments_sync
 
 
 def _scale_loss_for_gradients(own: Callable[..., Any]) -> Callable[..., Any]:

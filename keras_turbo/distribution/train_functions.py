@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_turbo.distribution import padding
 from keras_turbo.distribution.batch_statistics import average_batch_statistics
 from keras_turbo.distribution.replica_step import ReplicaStep, entered, first_tensor, number_of_rows
 from keras_turbo.distribution.step_overrides import step_overrides
@@ -103,8 +104,10 @@ class StepFunction:
         global_rows = self._global_rows(data)
 
         def on_replica(data: Any, global_rows: tf.Tensor) -> Any:
-            with entered(ReplicaStep(number_of_rows(data), global_rows, self._strategy.num_replicas_in_sync)) as step:
-                outputs = self._step(data)
+            replicas = self._strategy.num_replicas_in_sync
+            may_be_empty = replicas > 1 and padding.may_be_empty(data)
+            with entered(ReplicaStep(number_of_rows(data), global_rows, replicas, may_be_empty=may_be_empty)) as step:
+                outputs = self._step(padding.padded(data) if may_be_empty else data)
                 if self._is_training:
                     average_batch_statistics(self._model, step)
                 if self._gives_metrics(outputs):
@@ -173,3 +176,18 @@ def settle(model: keras.Model) -> None:
         "warning.",
         stacklevel=4,
     )
+
+
+def predict_step(model: keras.Model, own_step: Callable[[Any], Any], data: Any) -> Any:
+    """What a model's own `predict_step` gives for the rows of a replica, of which there may be none.
+
+    Args:
+        model: under a strategy.
+        own_step: takes data.
+        data: x, or a tuple that begins with it.
+    """
+    if model.distribute_strategy.num_replicas_in_sync == 1 or not padding.may_be_empty(data):
+        return own_step(data)
+    is_empty = tf.equal(number_of_rows(data), 0)
+    outputs = own_step(padding.padded(data))
+    return keras.tree.map_structure(lambda one: padding.without_padding(one, is_empty), outputs)

@@ -10,6 +10,7 @@ import functools
 import json
 import os
 import random
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -126,9 +127,9 @@ def sparse_gradients(scope: Scope) -> Results:
         model = keras.Sequential(
             [keras.Input((3,), dtype="int32"), layers.Embedding(20, 4), layers.Flatten(), layers.Dense(3)]
         )
-        model.compile(keras.optimizers.SGD(0.5, clipvalue=0.1), CROSSENTROPY())
+        model.compile(keras.optimizers.SGD(0.5, clipvalue=0.1), CROSSENTROPY(), steps_per_execution=2)
     rng = np.random.default_rng(2)
-    history = model.fit(batches(rng.integers(0, 12, (20, 3)), samples(20)[1]), verbose=0)
+    history = model.fit(batches(rng.integers(0, 12, (19, 3)), samples(19)[1]), verbose=0)
     return results_of(model, history)
 
 
@@ -256,6 +257,90 @@ def masked_sequences(scope: Scope) -> Results:
     return results_of(model, history)
 
 
+class MeanOfSquares(keras.metrics.Metric):
+    """A metric that would be NaN for good if it saw a batch without rows, and whose count padding would change."""
+
+    def __init__(self) -> None:
+        super().__init__(name="mean_of_squares")
+        self.sum = self.add_weight(name="sum", initializer="zeros")
+        self.rows = self.add_weight(name="rows", initializer="zeros")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        rows = keras.ops.cast(keras.ops.shape(y_pred)[0], "float32")
+        self.sum.assign_add(keras.ops.mean(keras.ops.square(y_pred)) * rows)
+        self.rows.assign_add(rows)
+
+    def result(self) -> Any:
+        return self.sum / self.rows
+
+
+def mean_target(y_true: Any, y_pred: Any) -> Any:
+    """A metric that gives a mean over rows."""
+    return keras.ops.mean(keras.ops.cast(y_true, "float32"))
+
+
+def images_of_unknown_size(scope: Scope) -> Results:
+    """Convolutions of 3 x 3 without a border, and in the last batch a replica without rows. Then a row is 5 x 7."""
+    with scope():
+        model = keras.Sequential(
+            [
+                keras.Input((None, None, 3)),
+                layers.Conv2D(4, 3, activation="relu"),
+                layers.BatchNormalization(synchronized=True),
+                layers.Conv2D(4, 3, activation="relu"),
+                layers.GlobalAveragePooling2D(),
+                layers.Dense(3),
+            ]
+        )
+        model.compile(keras.optimizers.SGD(0.1), CROSSENTROPY(), metrics=["accuracy", MeanOfSquares(), mean_target])
+    rng = np.random.default_rng(4)
+    images, labels = rng.normal(size=(9, 5, 7, 3)).astype("float32"), samples(9)[1]
+    parts = [(images[at : at + 4], labels[at : at + 4]) for at in range(0, 9, 4)]
+    signature = (tf.TensorSpec((None, None, None, 3)), tf.TensorSpec((None,), tf.int64))
+    data = tf.data.Dataset.from_generator(lambda: iter(parts), output_signature=signature)
+    data = data.apply(tf.data.experimental.assert_cardinality(len(parts)))
+    with warnings.catch_warnings():
+        # Several workers say that each has to make the same data.
+        warnings.simplefilter("ignore")
+        history = model.fit(data, epochs=2, verbose=0)
+        evaluated = model.evaluate(data, verbose=0)
+        predicted = model.predict(data.map(lambda image, _: image), verbose=0)
+    return results_of(model, history, evaluated=evaluated, predicted=predicted)
+
+
+class PenaltyByHand(keras.Model):
+    """`compute_loss` and a mean of its own in one loss, with uneven parts of a batch; logs and a tracker of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = layers.Dense(3)
+        self.tracker = keras.metrics.Mean(name="tracked")
+
+    def call(self, inputs: Any) -> Any:
+        return self.out(inputs)
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with tf.GradientTape() as tape:
+            outputs = self(x, training=True)
+            total = self.compute_loss(y=y, y_pred=outputs) + 0.1 * keras.ops.mean(outputs**2)
+        self.optimizer.apply(tape.gradient(total, self.trainable_variables), self.trainable_variables)
+        self.tracker.update_state(total)
+        return {"total": total, "tracked": self.tracker.result()}
+
+
+def penalty_by_hand(scope: Scope) -> Results:
+    with scope():
+        model = PenaltyByHand()
+        model.compile(keras.optimizers.SGD(0.1), CROSSENTROPY())
+    totals: list[float] = []
+    read = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: totals.append(float(logs["total"])))
+    x, y = samples(8)
+    model.fit(batches(x, y, size=5), epochs=2, verbose=0, callbacks=[read])
+    ones = model.fit(batches(x[:7], y[:7]), verbose=0, callbacks=[read])
+    return results_of(model, totals=totals, tracked=number(model.tracker.result()), total=ones.history["total"])
+
+
 def reported_cases(scope: Scope) -> Results:
     """Numbers that are known beforehand: see `EXPECTED_IN_CASES`."""
     found: Results = {}
@@ -365,6 +450,8 @@ SCENARIOS: dict[str, Callable[[Scope], Results]] = {
         custom_train_step,
         handwritten_losses,
         masked_sequences,
+        images_of_unknown_size,
+        penalty_by_hand,
         reported_cases,
         float16,
         accumulated_float16,
