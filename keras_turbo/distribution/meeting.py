@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import ipaddress
 import json
 import selectors
 import socket
@@ -83,10 +84,10 @@ class _Chief:
         self._guests: dict[socket.socket, _Guest] = {}
 
     def run(self) -> None:
-        _, port = split_address(self._cluster.address) or ("", 0)
+        host, port = split_address(self._cluster.address) or ("", 0)
         with contextlib.ExitStack() as stack:
             selector = stack.enter_context(selectors.DefaultSelector())
-            server = stack.enter_context(_server(port))
+            server = stack.enter_context(_server(host, port))
             server.setblocking(False)
             selector.register(server, selectors.EVENT_READ)
             stack.callback(self._close)
@@ -195,8 +196,14 @@ class _Chief:
             guest.connection.close()
 
 
-def _server(port: int) -> socket.socket:
-    """On all of this machine's addresses, as TensorFlow's server after it."""
+def _server(host: str, port: int) -> socket.socket:
+    """On all of this machine's addresses, as TensorFlow's server after it; for workers of one machine on loopback."""
+    with contextlib.suppress(ValueError):  # a name, which others may resolve to another address than this machine does
+        if ipaddress.ip_address(host).is_loopback:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            return socket.create_server((host, port), family=family, backlog=1024)
+    if host == "localhost":
+        return socket.create_server((host, port), backlog=1024)
     if socket.has_dualstack_ipv6():
         with contextlib.suppress(OSError):
             return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024)

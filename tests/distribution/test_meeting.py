@@ -6,6 +6,7 @@ import contextlib
 import json
 import socket
 import threading
+import time
 
 import pytest
 
@@ -159,3 +160,25 @@ def test_chief_as_a_task_of_its_own():
 def test_many_workers(number):
     ports = free_ports(number)
     assert outcomes([(cluster(index, ports), FACTS) for index in range(number)]) == [None] * number
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_on_one_machine_nobody_else_can_come(host):
+    (port, other) = free_ports(2)
+    alone = Cluster("TF_CONFIG", "TF_CONFIG", {"worker": (f"{host}:{port}", f"{host}:{other}")}, "worker", 0)
+    waiting = threading.Thread(target=outcomes, args=([(alone, FACTS)], 3.0))
+    waiting.start()
+    try:
+        assert is_open(host, port)
+        # Of Linux's loopback, too, and not bound to.
+        assert not is_open("127.0.0.2", port, tries=1)
+    finally:
+        waiting.join(30)
+
+
+def is_open(host, port, tries=100):
+    for _ in range(tries):
+        with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=1):
+            return True
+        time.sleep(0.02)
+    return False
