@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import queue
 import re
 import socket
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from keras_turbo.devices.time_limit import answer_within
 from keras_turbo.wording import listed, quoted
 
 # A name or an address of version 4, or one of version 6 in brackets; then the port.
@@ -22,6 +23,9 @@ MOST_SHOWN = 5
 
 # For all hosts together. A name server that is there answers in milliseconds.
 RESOLVE_SECONDS = 5.0
+
+# A name that is not there takes a slow name server a second or more.
+_ASKED_AT_ONCE = 16
 
 # With more digits it is no number of tasks, and Python refuses to read thousands of them.
 _WHOLE_NUMBER = re.compile(r"[0-9]{1,9}")
@@ -167,15 +171,14 @@ class Resolved:
 def resolve_hosts(
     addresses: tuple[str, ...] | list[str],
     resolve: Callable[[str], Any] | None = None,
-    clock: Callable[[], float] = time.monotonic,
     seconds: float = RESOLVE_SECONDS,
 ) -> Resolved:
-    """Asks for the address of each host.
+    """Asks for the address of each host, of some at the same time.
 
     Args:
         addresses: `host:port` of all tasks.
-        resolve: finds a host's address and raises OSError where there is none; the system's by default.
-        clock: in seconds.
+        resolve: finds a host's address and raises OSError where there is none; the system's by default. It is called on
+            several threads.
         seconds: how long it may take for all together.
 
     Returns:
@@ -183,19 +186,37 @@ def resolve_hosts(
     """
     resolve = _resolve if resolve is None else resolve
     hosts = sorted({parts[0] for one in addresses if (parts := split_address(one)) is not None})
-    end, unknown, silent = clock() + seconds, [], []
+    waiting, known = queue.SimpleQueue[str](), dict[str, bool]()
     for host in hosts:
-        left = end - clock()
-        if left <= 0:
-            silent.append(host)
-            continue
-        try:
-            answer_within(left, lambda host=host: resolve(host), "The name server")
-        except TimeoutError:
-            silent.append(host)
-        except (OSError, UnicodeError):
-            unknown.append(host)
-    return Resolved(tuple(unknown), tuple(silent))
+        waiting.put(host)
+
+    def ask() -> None:
+        while True:
+            try:
+                host = waiting.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                resolve(host)
+                known[host] = True
+            except (OSError, UnicodeError):
+                known[host] = False
+
+    # Daemons: the interpreter's end does not wait for those that a silent name server holds.
+    threads = [
+        threading.Thread(target=ask, name="keras_turbo asks the name server", daemon=True)
+        for _ in range(min(_ASKED_AT_ONCE, len(hosts)))
+    ]
+    end = time.monotonic() + seconds
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+    answers = dict(known)
+    return Resolved(
+        unknown=tuple(host for host in hosts if answers.get(host) is False),
+        silent=tuple(host for host in hosts if host not in answers),
+    )
 
 
 UNKNOWN_HOSTS_REMEDY = (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -46,7 +45,6 @@ class ClusterFindings:
 def read_cluster(
     environ: Mapping[str, str],
     resolve: Callable[[str], Any] | None = None,
-    clock: Callable[[], float] = time.monotonic,
     resolve_seconds: float = RESOLVE_SECONDS,
     usable_cores: float | None = None,
 ) -> ClusterFindings:
@@ -54,8 +52,8 @@ def read_cluster(
 
     Args:
         environ: the environment of the process.
-        resolve: finds a host's address and raises OSError where there is none; the system's by default.
-        clock: in seconds.
+        resolve: finds a host's address and raises OSError where there is none; the system's by default. It is called
+            on several threads.
         resolve_seconds: how long the name server may take for all hosts.
         usable_cores: of this process; the system's answer by default.
 
@@ -68,7 +66,7 @@ def read_cluster(
         found, addresses = _tf_config(environ["TF_CONFIG"])
         hosts = {parts[0] for one in addresses if (parts := split_address(one)) is not None}
         if hosts:
-            found += _unresolved(addresses, resolve, clock, resolve_seconds)
+            found += _unresolved(addresses, resolve, resolve_seconds)
     slurm, machines = _slurm(environ, cores().usable if usable_cores is None else usable_cores)
     found += [*slurm, *_kubernetes(environ)]
     if not found:
@@ -100,10 +98,8 @@ def _place(cluster: Cluster, number: int) -> str:
     return f"TF_CONFIG: this is {cluster.task_type} {cluster.task_index}; {tasks} in all."
 
 
-def _unresolved(
-    addresses: list[str], resolve: Callable[[str], Any] | None, clock: Callable[[], float], seconds: float
-) -> list[Finding]:
-    resolved = resolve_hosts(addresses, resolve, clock, seconds)
+def _unresolved(addresses: list[str], resolve: Callable[[str], Any] | None, seconds: float) -> list[Finding]:
+    resolved = resolve_hosts(addresses, resolve, seconds)
     found = []
     if resolved.unknown:
         found.append(

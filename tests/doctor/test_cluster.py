@@ -131,7 +131,7 @@ def test_of_many_hosts_the_first_are_named():
         raise OSError("Name or service not known")
 
     cluster = {"worker": [f"host{index:03}:1" for index in range(200)]}
-    found = judged(config(cluster, type="worker", index=0), resolve)
+    found = judged(config(cluster, type="worker", index=0), resolve, resolve_seconds=60)
     assert only(found, "no address for host000, host001, host002, host003, host004 and 195 more.")
 
 
@@ -154,6 +154,22 @@ def test_a_name_server_that_hangs_does_not_hang_the_doctor():
     found = judged(config(type="worker", index=0), lambda host: let_go.wait(60), resolve_seconds=0.05)
     assert only(found, "not checked: a, b.").level == "could be better"
     let_go.set()
+
+
+def test_of_hosts_beside_one_that_hangs_is_told_what_is_known():
+    let_go = threading.Event()
+
+    def resolve(host):
+        if host == "a":
+            let_go.wait(60)
+        elif host == "c":
+            raise OSError("Name or service not known")
+
+    cluster = {"worker": ["a:1", "b:1", "c:1"]}
+    found = judged(config(cluster, type="worker", index=0), resolve, resolve_seconds=3)
+    let_go.set()
+    assert only(found, "not checked: a.").level == "could be better"
+    assert only(found, "no address for c.").level == "wrong"
 
 
 def test_localhost_has_an_address():
