@@ -18,7 +18,8 @@ class FitInputWaits:
     """Measures the waits for all iterators that `fit` on TensorFlow gives to its train function.
 
     Keras' train functions and our graph loop take each batch inside a graph, and are given an iterator that measures
-    there. Those of a tuned model that run stacks of batches take them in Python, and measure themselves.
+    there. Those of a tuned model that run stacks of batches take them in Python, and those under `distribute()` from
+    iterators that can't be wrapped: these measure themselves.
 
     Where executions are short, one in five is measured, drawn at random, since waits may come in a rhythm; the sums are
     then those of the measured ones, times how many more there were.
@@ -32,9 +33,9 @@ class FitInputWaits:
         self.why_not: str | None = None
         self.reads_fast_dataset: bool | None = None
         self._in_graph: InputWait | None = None
-        self._in_python: Any = None
-        self._in_python_before = Waits()
-        self._in_python_earlier = Waits()
+        self._by_itself: Any = None
+        self._by_itself_before = Waits()
+        self._by_itself_earlier = Waits()
         self._given: Any = None
         self._replacement: Any = None
         # Whether some executions are drawn of which the waits are measured; else all are.
@@ -88,17 +89,17 @@ class FitInputWaits:
         """The sums so far; None where they could not be measured."""
         if self.why_not is not None:
             return None
-        return self._waits_in_graph() + self._waits_in_python()
+        return self._waits_in_graph() + self._waits_by_itself()
 
     def _prepare(self, train_function: Any, iterator: Any) -> Any:
-        takes_stacks_of = getattr(train_function, "takes_stacks_of", None)
-        if takes_stacks_of is not None and takes_stacks_of(iterator):
+        measures_waits_of = getattr(train_function, "measures_waits_of", None)
+        if measures_waits_of is not None and measures_waits_of(iterator):
             self.reads_fast_dataset = hasattr(iterator, "stacks") or None
-            if train_function is not self._in_python:
+            if train_function is not self._by_itself:
                 # It has counted since it was made; what it counted before this fit is not of this fit.
-                self._in_python_earlier = self._waits_in_python()
-                self._in_python = train_function
-                self._in_python_before = Waits(*train_function.waits)
+                self._by_itself_earlier = self._waits_by_itself()
+                self._by_itself = train_function
+                self._by_itself_before = Waits(*train_function.waits)
             return iterator
         self.reads_fast_dataset = hasattr(iterator, "stacks")
         reason = why_not_timeable(iterator)
@@ -126,7 +127,7 @@ class FitInputWaits:
         self._measured = self._skipped = 0
         return Waits(self._estimated[0], round(self._estimated[1]), round(self._estimated[2]))
 
-    def _waits_in_python(self) -> Waits:
-        if self._in_python is None:
+    def _waits_by_itself(self) -> Waits:
+        if self._by_itself is None:
             return Waits()
-        return self._in_python_earlier + (Waits(*self._in_python.waits) - self._in_python_before)
+        return self._by_itself_earlier + (Waits(*self._by_itself.waits) - self._by_itself_before)

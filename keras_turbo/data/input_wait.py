@@ -137,7 +137,10 @@ def why_not_timeable(iterator: Any) -> str | None:
     if getattr(iterator, "host_iterator", iterator) is None:
         return "its batches are on the GPU already"
     if isinstance(iterator, tf.distribute.DistributedIterator):
-        return "under a distribution strategy, batches reach the devices through iterators of its own"
+        return (
+            "under this distribution strategy batches reach the devices through iterators of its own; "
+            "keras_turbo.distribute(strategy) has a train function that measures"
+        )
     if not isinstance(iterator, tf.data.Iterator) or not tf.nest.flatten(iterator, expand_composites=True):
         return f"batches come from a {type(iterator).__name__}, which is no iterator over a tf.data.Dataset"
     unknown = [leaf for leaf in tf.nest.flatten(iterator.element_spec) if _flat_spec(leaf) is None]

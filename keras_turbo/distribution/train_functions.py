@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from keras_turbo.distribution import padding
 from keras_turbo.distribution.batch_statistics import average_batch_statistics
+from keras_turbo.distribution.input_clock import InputClock
 from keras_turbo.distribution.replica_step import ReplicaStep, entered, first_tensor, number_of_rows
 from keras_turbo.distribution.step_overrides import step_overrides
 
@@ -30,12 +31,27 @@ class StepFunction:
         self._step = step
         self._is_training = is_training
         self._steps = model.steps_per_execution
+        self._clock: InputClock | None = None
         # As in Keras, what TensorFlow traces is not rewritten by AutoGraph.
         self._on_data: Any = tf.autograph.experimental.do_not_convert(self._logs_of_data)
-        self._on_iterator: Any = tf.autograph.experimental.do_not_convert(self._logs_of_iterator)
         if not model.run_eagerly:
             self._on_data = tf.function(self._on_data, reduce_retracing=True)
-            self._on_iterator = tf.function(self._on_iterator, reduce_retracing=True)
+        self._on_iterator = self._traced_on_iterator()
+
+    def measures_waits_of(self, iterator: Any) -> bool:
+        """Whether it knows itself how long it waits for this iterator, from this call on; see `waits`."""
+        if not isinstance(iterator, tf.distribute.DistributedIterator):
+            return False
+        if self._clock is None:
+            self._clock = InputClock()
+            # What is traced already has no clock.
+            self._on_iterator = self._traced_on_iterator()
+        return True
+
+    @property
+    def waits(self) -> tuple[float, int, int]:
+        """Of all batches since it measures: the seconds that they were waited for, their number and their rows here."""
+        return (0.0, 0, 0) if self._clock is None else self._clock.read()
 
     def __call__(self, iterator: Any) -> Any:
         """Runs an execution.
@@ -62,13 +78,17 @@ class StepFunction:
             logs = self._on_data(data)
         return logs
 
+    def _traced_on_iterator(self) -> Any:
+        function = tf.autograph.experimental.do_not_convert(self._logs_of_iterator)
+        return function if self._model.run_eagerly else tf.function(function, reduce_retracing=True)
+
     def _run_eagerly(self, iterator: Any) -> Any:
-        outputs = self._step_on_all(iterator.get_next())
+        outputs = self._step_on_next(iterator)
         for _ in range(self._steps - 1):
-            optional = iterator.get_next_as_optional()
+            optional = self._next_as_optional(iterator)
             if not optional.has_value():
                 break
-            outputs = self._step_on_all(optional.get_value())
+            outputs = self._step_on_fetched(optional.get_value())
         return self._logs(outputs)
 
     def _logs_of_data(self, data: Any) -> Any:
@@ -76,20 +96,20 @@ class StepFunction:
 
     def _logs_of_iterator(self, iterator: Any) -> tuple[tf.Tensor, Any]:
         if self._steps == 1:
-            return tf.constant(1), self._logs(self._step_on_all(iterator.get_next()))
+            return tf.constant(1), self._logs(self._step_on_next(iterator))
         # What a step gives must be known before the loop. Keras' own steps give metrics; others are traced once more.
         gives_metrics = _is_keras_own(self._model, self._step)
-        first: Any = () if gives_metrics else self._step_on_all(iterator.get_next())
+        first: Any = () if gives_metrics else self._step_on_next(iterator)
         done = tf.constant(0 if gives_metrics else 1)
 
         def is_left(done: tf.Tensor, has_value: tf.Tensor, _: Any) -> tf.Tensor:
             return tf.logical_and(has_value, done < self._steps)
 
         def another(done: tf.Tensor, _: tf.Tensor, outputs: Any) -> tuple[Any, ...]:
-            optional = iterator.get_next_as_optional()
+            optional = self._next_as_optional(iterator)
             has_value = optional.has_value()
             # Not a call of a traced function: TensorFlow loses the arguments of one that is called in a branch.
-            outputs = tf.cond(has_value, lambda: self._step_on_all(optional.get_value()), lambda: outputs)
+            outputs = tf.cond(has_value, lambda: self._step_on_fetched(optional.get_value()), lambda: outputs)
             return done + tf.cast(has_value, tf.int32), has_value, outputs
 
         done, _, outputs = tf.while_loop(is_left, another, (done, tf.constant(True), first))
@@ -99,8 +119,22 @@ class StepFunction:
         """The logs after the last step; its outputs are empty where metrics stand for them."""
         return self._model.get_metrics_result() if outputs == () else outputs
 
-    def _step_on_all(self, data: Any) -> Any:
+    def _step_on_next(self, iterator: Any) -> Any:
+        fetch = iterator.get_next
+        return self._step_on_fetched(fetch() if self._clock is None else self._clock.timed(fetch, lambda data: data))
+
+    def _next_as_optional(self, iterator: Any) -> Any:
+        fetch = iterator.get_next_as_optional
+        return fetch() if self._clock is None else self._clock.timed(fetch, lambda optional: optional.has_value())
+
+    def _step_on_fetched(self, data: Any) -> Any:
         data = keras.tree.map_structure(lambda one: None if isinstance(one, tf.experimental.Optional) else one, data)
+        if self._clock is not None:
+            first = first_tensor(data)
+            self._clock.count(tf.constant(0) if first is None else self._local_rows(first))
+        return self._step_on_all(data)
+
+    def _step_on_all(self, data: Any) -> Any:
         global_rows = self._global_rows(data)
 
         def on_replica(data: Any, global_rows: tf.Tensor) -> Any:
@@ -131,18 +165,23 @@ class StepFunction:
     def _global_rows(self, data: Any) -> tf.Tensor:
         """Rows of all replicas."""
         first = first_tensor(data)
-        local_replicas = len(self._strategy.extended.worker_devices)
         if first is None:
             return tf.constant(self._strategy.num_replicas_in_sync, tf.int64)
-        if isinstance(first, tf.distribute.DistributedValues):
-            parts = self._strategy.experimental_local_results(first)
-            rows = tf.add_n([number_of_rows(part) for part in parts])
-        else:
-            # Each replica is given the whole of it.
-            rows = number_of_rows(first) * local_replicas
-        if self._strategy.num_replicas_in_sync == local_replicas:
+        rows = self._local_rows(first)
+        if self._strategy.num_replicas_in_sync == len(self._strategy.extended.worker_devices):
             return rows
         return self._strategy.reduce("SUM", rows, axis=None)
+
+    def _local_rows(self, first: Any) -> tf.Tensor:
+        """Rows of the replicas of this process.
+
+        Args:
+            first: the first tensor of the data, or its parts on the replicas.
+        """
+        if isinstance(first, tf.distribute.DistributedValues):
+            return tf.add_n([number_of_rows(part) for part in self._strategy.experimental_local_results(first)])
+        # Each replica is given the whole of it.
+        return number_of_rows(first) * len(self._strategy.extended.worker_devices)
 
 
 def _is_keras_own(model: keras.Model, step: Callable[[Any], Any]) -> bool:

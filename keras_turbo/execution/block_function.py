@@ -32,7 +32,7 @@ class BlockFunction:
         self._iterator: Any = None
         self.steps_of_last_call = 0
 
-    def takes_stacks_of(self, iterator: Any) -> bool:
+    def measures_waits_of(self, iterator: Any) -> bool:
         """Whether it reads this iterator in stacks, in Python, and so knows itself how long it waits; see `waits`."""
         return isinstance(self._loop, XlaLoop) and why_not_stackable(iterator.element_spec) is None
 
