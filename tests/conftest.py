@@ -45,6 +45,29 @@ def known_seeds() -> None:
     keras.utils.set_random_seed(20)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def no_autotuner() -> Iterator[None]:
+    """Switches tf.data's autotuner off for datasets that do not say what they want.
+
+    Its thread can miss that its iterator goes, and then sleeps on: whoever collects the iterator waits for it, for as
+    long as the iterator lived, at most a minute. Stock datasets of one test are collected in a later one.
+    """
+    as_it_was = tf.data.Dataset._apply_debug_options
+
+    def without_autotuner(dataset: tf.data.Dataset) -> tf.data.Dataset:
+        dataset = as_it_was(dataset)
+        if dataset.options().autotune.enabled is not None:
+            return dataset
+        options = tf.data.Options()
+        options.autotune.enabled = False
+        return dataset.with_options(options)
+
+    with pytest.MonkeyPatch.context() as patches:
+        # Private, but called for each iterator, of any kind, in all versions that are supported.
+        patches.setattr(tf.data.Dataset, "_apply_debug_options", without_autotuner)
+        yield
+
+
 @pytest.fixture
 def set_dtype_policy() -> Iterator[Callable[[str], None]]:
     """Gives a function that sets the global dtype policy until the end of the test."""

@@ -409,7 +409,7 @@ image_conversion.convert_images(sys.argv[1], sys.argv[2], shards=7)
 def test_a_conversion_that_is_killed_goes_on_with_what_is_missing(photos, tmp_path):
     out, expected = tmp_path / "out", tmp_path / "expected"
     process = start_python(STOPPING_CONVERSION, str(photos), str(out))
-    deadline = time.monotonic() + 100
+    deadline = time.monotonic() + 250
     while len(list(out.glob("*.tfrecord"))) < 2:
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline

@@ -406,7 +406,6 @@ class TestParts:
 def test_workers_that_die_and_a_service_that_ends(service, monkeypatch):
     """The last of this module: when it is through, nobody makes batches any more."""
     monkeypatch.setattr(batch_stream, "PATIENCE_SECONDS", 1.0)
-    monkeypatch.setattr(service_pipeline, "ANSWER_SECONDS", 5.0)
     rows = np.arange(4_000).reshape(-1, 2)
     options = {"batch_size": 8, "shuffle": True, "seed": 1}
     here, there = FastDataset(rows, **options), FastDataset(rows, service=service.address, **options)
@@ -431,6 +430,7 @@ def test_workers_that_die_and_a_service_that_ends(service, monkeypatch):
 
     service.dispatcher.send_signal(signal.SIGINT)
     assert service.dispatcher.wait(60) == 130
+    monkeypatch.setattr(service_pipeline, "ANSWER_SECONDS", 5.0)
     before = time.monotonic()
     with pytest.raises(tf.errors.OpError, match="No data service answers"):
         batches_of(there)
