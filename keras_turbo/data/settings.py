@@ -79,6 +79,9 @@ class Settings:
                 "`cache_dir` must be a folder of this machine: what is kept there is read by position in each epoch. "
                 f"Received: cache_dir={os.fspath(self.cache_dir)!r}."
             )
+        if self.cache_dir is not None:
+            # This process may change its folder.
+            object.__setattr__(self, "cache_dir", os.path.abspath(resolved(self.cache_dir, "`cache_dir`")))
         for name in ("map_fn", "augment_fn"):
             if getattr(self, name) is not None and not callable(getattr(self, name)):
                 raise TypeError(
@@ -156,7 +159,7 @@ class Settings:
 
     def cache_dir_or(self, default: pathlib.Path) -> pathlib.Path:
         """The folder that was given for caches, or another."""
-        return default if self.cache_dir is None else pathlib.Path(resolved(self.cache_dir, "`cache_dir`"))
+        return default if self.cache_dir is None else pathlib.Path(self.cache_dir)
 
 
 def available_cores() -> int:

@@ -115,7 +115,7 @@ def test_cache_folder(monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert Settings().cache_folder == tmp_path / ".cache" / "keras_turbo" / "examples"
-    assert Settings(cache_dir="here").cache_folder == Path("here")
+    assert Settings(cache_dir="here").cache_folder == Path.cwd() / "here"
     assert Settings(cache_dir=tmp_path).cache_folder == tmp_path
 
 
