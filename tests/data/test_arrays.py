@@ -290,7 +290,9 @@ class TestErrors:
 
     @pytest.mark.parametrize("x", [[[1, 2], [3]], [[1.0], 2.0], {"a": [[1], [2, 3]]}])
     def test_ragged_lists(self, x):
-        with pytest.raises(TypeError, match=r"`x` must hold arrays of a regular shape.*Pad ragged rows"):
+        with pytest.raises(
+            TypeError, match=r"`x` must hold arrays of a regular shape.*Pad ragged rows, give bucket_by_length="
+        ):
             FastDataset(x)
 
     @pytest.mark.parametrize("x", [np.zeros((0, 3)), [], {"a": np.zeros(0)}])
