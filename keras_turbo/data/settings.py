@@ -51,8 +51,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_count("batch_size", self.batch_size, "None, for examples one by one (or as they come)")
-        if not (is_integer(self.workers) and self.workers == 0):  # which has a meaning for some sources
-            check_count("workers", self.workers, "None, for as many as the cores want")
+        _check_workers(self.workers)
         for name in ("shuffle", "reshuffle_each_epoch", "drop_remainder"):
             value = getattr(self, name)
             if not isinstance(value, bool):
@@ -165,6 +164,20 @@ class Settings:
 def available_cores() -> int:
     """Cores that this process may use, limits of containers included (`docker --cpus`)."""
     return max(1, math.ceil(cores().usable))
+
+
+def _check_workers(workers: Any) -> None:
+    """Checks a number of workers; whether 0 has a meaning depends on the source."""
+    if workers is None:
+        return
+    wanted = (
+        "`workers` must be an integer from 1; or 0, for this process, where Python code makes the data (a PyDataset, a "
+        f"generator function, a PythonFunction); or None, to have it chosen. Received: workers={workers!r}."
+    )
+    if not is_integer(workers):
+        raise TypeError(wanted)
+    if workers < 0:
+        raise ValueError(wanted)
 
 
 def check_count(name: str, value: Any, none_means: str) -> None:

@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 from keras_turbo import FastDataset
+from keras_turbo.data.convert import convert_images
 from keras_turbo.data.python_function import PythonFunction
 from tests.data import python_data
 from tests.data.epochs import batches_of
@@ -255,6 +256,22 @@ class TestPythonFunctions:
         got = [(x.numpy().tolist(), y.numpy().tolist()) for x, y in dataset]
         assert got == [([[0], [1]], [0, 1]), ([[2], [3]], [2, 3]), ([[4]], [4])]
         assert dataset.labels.tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("workers", [-1, 1.5, True, "many"])
+def test_workers_that_cannot_be(workers, tmp_path):
+    (tmp_path / "a").write_bytes(b"a")
+    for make in (
+        lambda: FastDataset(python_data.seventy, workers=workers),
+        lambda: FastDataset(python_data.Sequence(), workers=workers),
+        lambda: FastDataset(np.zeros((3, 1)), map_fn=PythonFunction(python_data.doubled), workers=workers),
+        lambda: FastDataset.from_files(f"{tmp_path}/*", PythonFunction(python_data.length_of_file), workers=workers),
+        lambda: FastDataset(np.zeros(3), workers=workers),
+    ):
+        with pytest.raises((TypeError, ValueError), match="or 0, for this process, where Python code makes the data"):
+            make()
+    with pytest.raises((TypeError, ValueError), match=r"`workers` must be .* Received: workers="):
+        convert_images(tmp_path, tmp_path / "out", workers=workers)
 
 
 class TestArgumentsOfPythonFunctions:
