@@ -192,6 +192,7 @@ class FileDatasets(ResumableDataset):
             validation_split=validation_split,
             subset=subset,
             seed=settings.seed,
+            may_skip=settings.on_error == "skip",
         )
         return cls._of_parts(sources, settings, names, subset)
 
