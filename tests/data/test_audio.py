@@ -410,6 +410,10 @@ class TestFolder:
             assert [samples.shape for samples, _ in batches_of(skipping)] == [(1, 1600, 2)]
         assert len(skipping.skipped) == 4
 
+    def test_a_data_service_is_refused(self, sounds):
+        with pytest.raises(ValueError, match=r"other machines, and sounds are decoded with the help of Python of this"):
+            sounds_in(sounds, service="grpc://localhost:1")
+
     def test_case_13_nothing_there(self, tmp_path):
         with pytest.raises(FileNotFoundError, match="There is no folder '.*none'"):
             sounds_in(tmp_path / "none")

@@ -31,6 +31,11 @@ from keras_turbo.storage.schemes import INSTALLATION
 _LOOKED_AT = 4
 _HEAD_BYTES = 4096
 
+_WHY_NOT_REMOTE = (
+    "sounds are decoded with the help of Python of this one (decode WAV files of 16 bits by tf.audio.decode_wav in a "
+    "load_fn of from_files)"
+)
+
 _AUDIO = FileKind("audio", "audio files", AUDIO_ENDINGS, lambda head: audio_kind(head) is not None)
 
 
@@ -53,7 +58,7 @@ def audio_folder_sources(
     if not may_skip:
         _require_channels(files.paths, options.channels)
     loader = Loader(lambda path, seed: decode_audio(tf.io.read_file(path), options), dataclasses.asdict(options))
-    return class_folder_sources(
+    sources, names = class_folder_sources(
         files,
         _AUDIO,
         lambda is_whole: loader,
@@ -65,6 +70,9 @@ def audio_folder_sources(
         subset=subset,
         seed=seed,
     )
+    for source in sources.values():
+        source.why_not_remote = _WHY_NOT_REMOTE
+    return sources, names
 
 
 def _require_channels(paths: Sequence[str], channels: int) -> None:
