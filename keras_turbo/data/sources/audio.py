@@ -83,7 +83,7 @@ def _require_channels(paths: Sequence[str], channels: int) -> None:
     """
     if channels == 1:
         return
-    some = [paths[index] for index in np.unique(np.linspace(0, len(paths) - 1, _LOOKED_AT).astype(int))]
+    some = [paths[index] for index in np.unique(np.linspace(0, len(paths) - 1, _LOOKED_AT).astype(int)).tolist()]
     for path, found in zip(some, remote.each_of(_channels_of, some), strict=True):
         if found is not None:
             try:
