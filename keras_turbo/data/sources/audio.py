@@ -83,7 +83,8 @@ def _require_channels(paths: Sequence[str], channels: int) -> None:
     """
     if channels == 1:
         return
-    some = [paths[index] for index in np.unique(np.linspace(0, len(paths) - 1, _LOOKED_AT).astype(int)).tolist()]
+    numbers: list[int] = np.unique(np.linspace(0, len(paths) - 1, _LOOKED_AT).astype(int)).tolist()
+    some = [paths[number] for number in numbers]
     for path, found in zip(some, remote.each_of(_channels_of, some), strict=True):
         if found is not None:
             try:
