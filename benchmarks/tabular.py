@@ -245,14 +245,14 @@ def compare(tables: Tables, rounds: int) -> list[_measure.Comparison]:
 
 
 def main() -> None:
-    parser = _measure.parser(__doc__, "tabular", rounds=5)
+    parser = _measure.parser(__doc__, "tabular", rounds=3)
     options = parser.parse_args()
     _measure.hide_gpus()
     rounds = _measure.num_rounds(options)
     checks: dict[str, Any] = {}
     comparisons, targets = [], []
     with tempfile.TemporaryDirectory(prefix="keras_turbo_benchmark_") as folder:
-        kinds = write_tables(Path(folder), 3_000 if options.quick else 400_000)
+        kinds = write_tables(Path(folder), 3_000 if options.quick else 100_000)
         for tables in kinds:
             checks |= check(tables)
         for tables in kinds:

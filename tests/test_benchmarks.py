@@ -31,6 +31,8 @@ CHECKS = {
     "mixed_precision": {"largest relative difference of first losses from float32's"},
     "tfrecord": {"batches in order equal", "shuffled epochs complete"},
     "tabular": {"batches in order equal", "shuffled epochs complete"},
+    "audio": {"batches in order equal", "shuffled epochs complete"},
+    "data_service": {"batches equal to those of this process", "epochs of the same images"},
     "checkpoint_stall": {"largest relative difference of losses"},
     "monitor_cost": {"largest difference of losses", "batches equal"},
     "scaling": {

@@ -64,7 +64,7 @@ def add_convert(commands: argparse._SubParsersAction) -> None:
 
 
 def _run_convert(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
-    from keras_turbo.data.convert import convert_images
+    from keras_turbo.data.convert import ConversionError, convert_images
 
     try:
         manifests = convert_images(
@@ -79,6 +79,8 @@ def _run_convert(parser: argparse.ArgumentParser, options: argparse.Namespace) -
             seed=options.seed,
             on_error=options.on_error,
         )
+    except ConversionError as error:
+        parser.exit(2, f"{parser.prog}: error: {error.told('--on-error skip')}\n")
     except (ValueError, OSError) as error:
         parser.exit(2, f"{parser.prog}: error: {error}\n")
     for part, manifest in manifests.items():

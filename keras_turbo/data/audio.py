@@ -178,12 +178,21 @@ def _read(options: AudioOptions, data: bytes | np.ndarray) -> tuple[np.ndarray, 
     return samples, np.int32(branch), np.int32(header.sample_rate), b""
 
 
-def _check(header: AudioHeader, channels: int, reads_packed: bool) -> None:
-    if channels not in (1, header.channels):
+def check_channels(found: int, wanted: int) -> None:
+    """Checks that a file has the channels that are asked for.
+
+    Raises:
+        ValueError: it has not; the text is a sentence.
+    """
+    if wanted not in (1, found):
         raise ValueError(
-            f"the file has {header.channels} channels, and channels={channels} was asked for. channels=1 takes the "
-            "mean of any number of channels."
+            f"the file has {found} channel{'s' * (found != 1)}, and channels={wanted} was asked for. channels=1 takes "
+            "the mean of any number of channels."
         )
+
+
+def _check(header: AudioHeader, channels: int, reads_packed: bool) -> None:
+    check_channels(header.channels, channels)
     if header.kind != "wav" and not reads_packed:
         raise ValueError(
             f"the file is {header.kind.upper()}, whatever its name, which needs tensorflow-io: {INSTALLATION}."

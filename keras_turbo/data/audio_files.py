@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 
-from keras_turbo.data.flac_streams import flac_stream
+from keras_turbo.data.flac_streams import flac_channels, flac_stream
 
 AUDIO_ENDINGS = (".wav", ".wave", ".flac", ".mp3", ".ogg", ".oga")
 """The endings, in lower case, of the files that can be read. A file's content decides what it is, all the same."""
@@ -25,6 +25,9 @@ _UNKNOWN_LENGTH_FROM = 0x7FFFF000
 
 # Of no recorder; a FLAC file can't say more either.
 _LARGEST_RATE = 2**20 - 1
+
+# More than any recorder has, and than Vorbis can; a sample of them all is still small.
+_MOST_CHANNELS = 1024
 
 # ISO 11172-3, in the order of the two bits in a frame's header; 13818-3 halves them, and MPEG 2.5 does again.
 _MP3_RATES = (44100, 48000, 32000)
@@ -80,6 +83,22 @@ def audio_header(data: bytes) -> AudioHeader:
     return header
 
 
+def channels_in(head: bytes) -> int | None:
+    """The number of channels that a file has by its first bytes; None where these do not tell."""
+    try:
+        kind = audio_kind(head)
+        if kind == "wav":
+            formats = (_wav_format(head, at) for name, at, _ in _wav_chunks(head) if name == b"fmt ")
+            return next((one.channels for one in formats), None)
+        if kind == "flac":
+            return flac_channels(head)
+        if kind == "ogg":
+            return _vorbis_header(head)[0]
+    except (struct.error, IndexError, ValueError):  # reading the file will tell
+        return None
+    return None  # the first frame of an MP3 may lie behind a picture
+
+
 def wav_samples(data: bytes) -> np.ndarray:
     """The samples of a WAV file, which `audio_header` has accepted.
 
@@ -100,31 +119,58 @@ class _Wav(NamedTuple):
     end: int
 
 
-def _parse_wav(data: bytes) -> _Wav:
-    at, found = 12, None
+class _WavFormat(NamedTuple):
+    tag: int
+    channels: int
+    sample_rate: int
+    frame_bytes: int
+    bits: int
+
+
+def _wav_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
+    """The names of the chunks of a WAV file, and where they begin and how long they say that they are."""
+    at = 12
     while at + 8 <= len(data):
         name, size = struct.unpack_from("<4sI", data, at)
-        at += 8
+        yield name, at + 8, size
+        at += 8 + size + size % 2
+
+
+def _wav_format(data: bytes, at: int) -> _WavFormat:
+    tag, channels, rate, _, frame_bytes, bits = struct.unpack_from("<HHIIHH", data, at)
+    if tag == _EXTENSIBLE:
+        (tag,) = struct.unpack_from("<H", data, at + 24)
+    return _WavFormat(tag, channels, rate, frame_bytes, bits)
+
+
+def _parse_wav(data: bytes) -> _Wav:
+    found = None
+    for name, at, size in _wav_chunks(data):
         if name == b"fmt ":
-            tag, channels, rate, _, _, bits = struct.unpack_from("<HHIIHH", data, at)
-            if tag == _EXTENSIBLE:
-                (tag,) = struct.unpack_from("<H", data, at + 24)
-            found = tag, channels, rate, bits
+            found = _wav_format(data, at)
         elif name == b"data" and found is not None:
-            tag, channels, rate, bits = found
+            tag, channels, rate, frame_bytes, bits = found
             if (tag, bits) not in _AS_FLOATS:
                 what = _OTHER_FORMATS.get(tag, f"format {tag}")
                 raise ValueError(
                     f"the WAV file holds {what} of {bits} bits. Read are PCM of 8, 16, 24 and 32 bits, and floats."
                 )
+            if channels and frame_bytes != channels * bits // 8:
+                raise ValueError(
+                    f"the WAV file is damaged, or of another format: it says {channels} channels of {bits} bits, and "
+                    f"{frame_bytes} bytes for all of them together."
+                )
             if at + size > len(data) and size < _UNKNOWN_LENGTH_FROM:
                 raise ValueError(
                     f"the WAV file is truncated: it says {size} bytes of samples, and {len(data) - at} are there."
                 )
-            frame = max(1, channels * bits // 8)
-            end = at + min(size, len(data) - at) // frame * frame
-            return _Wav(tag, channels, rate, bits, at, end)
-        at += size + size % 2
+            there = min(size, len(data) - at)
+            if 0 < there < frame_bytes:
+                raise ValueError(
+                    f"the WAV file is truncated or damaged: a sample of its {channels} channels takes {frame_bytes} "
+                    f"bytes, and {there} are there."
+                )
+            return _Wav(tag, channels, rate, bits, at, at + there // max(1, frame_bytes) * frame_bytes)
     what = "the description of its samples" if found is None else "its samples"
     raise ValueError(f"the WAV file is truncated or damaged: {what} can't be found in its {len(data)} bytes.")
 
@@ -148,6 +194,8 @@ _AS_FLOATS: dict[tuple[int, int], Callable[[bytes], np.ndarray]] = {
 def _wav_header(data: bytes) -> AudioHeader:
     wav = _parse_wav(data)
     frame = max(1, wav.channels * wav.bits // 8)
+    if wav.channels > _MOST_CHANNELS:
+        raise ValueError(f"the WAV file is damaged: it says {wav.channels} channels.")
     return AudioHeader("wav", wav.sample_rate, wav.channels, wav.bits, (wav.end - wav.begin) // frame)
 
 
@@ -156,11 +204,17 @@ def _flac_header(data: bytes) -> AudioHeader:
     return AudioHeader("flac", stream.sample_rate, stream.channels, stream.bits, stream.num_samples)
 
 
-def _ogg_header(data: bytes) -> AudioHeader:
+def _vorbis_header(data: bytes) -> tuple[int, int]:
+    """The channels and the rate of an Ogg file."""
     packet = 27 + data[26]  # behind the page's header and its table of segments
     if data[packet : packet + 7] != b"\x01vorbis":
         raise ValueError(f"the Ogg file does not hold Vorbis but {data[packet : packet + 8]!r}. Read is Vorbis.")
     channels, rate = struct.unpack_from("<BI", data, packet + 11)
+    return channels, rate
+
+
+def _ogg_header(data: bytes) -> AudioHeader:
+    channels, rate = _vorbis_header(data)
     last = data.rfind(b"OggS")
     is_last_page = data[last + 5] & 4
     if not is_last_page or last + 27 + data[last + 26] + sum(data[last + 27 : last + 27 + data[last + 26]]) > len(data):

@@ -50,6 +50,11 @@ class BatchStore:
     def num_filled(self) -> int:
         return self._store.num_filled
 
+    @property
+    def num_bytes(self) -> int:
+        """As `ExampleStore.num_bytes`."""
+        return self._store.num_bytes
+
     def are_filled(self, positions: np.ndarray) -> np.ndarray:
         """Which of some batches are there: bool, of the same shape."""
         return self._store.are_filled(positions)

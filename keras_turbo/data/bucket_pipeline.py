@@ -107,7 +107,7 @@ class BucketPipeline(Pipeline):
         else:
             batches = composed.map(self._made, num_parallel_calls=PREFETCHED_BATCHES, deterministic=True)
         batches = claim_cardinality(batches, self.order.num_examples, read_to_end=False)
-        return batches.prefetch(PREFETCHED_BATCHES).with_options(data_options())
+        return batches.prefetch(PREFETCHED_BATCHES).with_options(data_options(self.bytes_in_graph))
 
     def epoch_of_composition(self, epoch: int) -> int:
         """The epoch whose batches another one has: its own, or the first where nothing is reshuffled."""

@@ -44,7 +44,7 @@ _OPENING_TRIES = 3
 def default_cache_dir() -> pathlib.Path:
     """The user's cache folder for keras_turbo: `$XDG_CACHE_HOME/keras_turbo`, by default `~/.cache/keras_turbo`."""
     base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-    return pathlib.Path(base) / "keras_turbo"
+    return pathlib.Path(base).absolute() / "keras_turbo"
 
 
 def digest(description: Any) -> str:

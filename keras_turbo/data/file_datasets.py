@@ -192,6 +192,7 @@ class FileDatasets(ResumableDataset):
             validation_split=validation_split,
             subset=subset,
             seed=settings.seed,
+            may_skip=settings.on_error == "skip",
         )
         return cls._of_parts(sources, settings, names, subset)
 
@@ -233,8 +234,8 @@ class FileDatasets(ResumableDataset):
         Args:
             pattern: glob pattern (`**` crosses folders), or a list of patterns and paths, on this machine or
                 `s3://bucket/*.bin` and its like. Files are sorted by path.
-            load_fn: takes the path (string tensor) and returns `x` or the whole element. Traced by TensorFlow and
-                deterministic, as `map_fn`; its results may be cached. A `PythonFunction` takes the path as `str`.
+            load_fn: takes the absolute path (string tensor) and returns `x` or the whole element. Traced by TensorFlow
+                and deterministic, as `map_fn`; its results may be cached. A `PythonFunction` takes the path as `str`.
             labels: one label for each file in sorted order, or a function of the path (a `str`), given as `y` beside
                 what `load_fn` returns. None: the element is what `load_fn` returns.
             label_mode: as in `from_image_folder`; default "raw".

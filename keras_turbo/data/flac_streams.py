@@ -48,7 +48,7 @@ def flac_stream(data: bytes) -> FlacStream:
     (smallest_block, largest_block) = struct.unpack_from(">HH", data, 8)
     # Behind the sizes of blocks and frames: rate (20 bits), channels - 1 (3), bits - 1 (5), number of samples (36).
     (packed,) = struct.unpack_from(">Q", data, 18)
-    stream = FlacStream(packed >> 44, (packed >> 41 & 0x7) + 1, (packed >> 36 & 0x1F) + 1, packed & (1 << 36) - 1)
+    stream = FlacStream(packed >> 44, flac_channels(data), (packed >> 36 & 0x1F) + 1, packed & (1 << 36) - 1)
     at, is_last = 4, False
     while not is_last:
         (block,) = struct.unpack_from(">I", data, at)
@@ -63,6 +63,16 @@ def flac_stream(data: bytes) -> FlacStream:
             f"the FLAC file is truncated: it says {stream.num_samples} samples of each channel, and has {num_samples}."
         )
     return stream
+
+
+def flac_channels(data: bytes) -> int:
+    """The number of channels, by the beginning of a file.
+
+    Raises:
+        struct.error: it ends before.
+    """
+    (packed,) = struct.unpack_from(">Q", data, 18)
+    return (packed >> 41 & 0x7) + 1
 
 
 def flac_checksum(frames: bytes) -> int:

@@ -33,6 +33,9 @@ POSITIONS_AT_ONCE = 1024
 # Batches made ahead of the step that takes them. Two, since one hides the making and a second evens out a slow batch.
 PREFETCHED_BATCHES = 2
 
+# A graph that holds more is not rewritten, since that copies it. So much is copied in a few milliseconds.
+_MOST_BYTES_COPIED = 16 << 20
+
 # The stream of numbers for each example's randomness is kept apart from that of the order by this constant.
 _EXAMPLE_SEEDS = 0x6B74  # "kt"
 
@@ -118,7 +121,12 @@ class Pipeline:
             batches = claim_cardinality(batches, number, read_to_end=not only_gathers)
         if self._makes_rows:
             batches = self.source.finish(batches, self.parallel_calls)
-        return batches.prefetch(PREFETCHED_BATCHES).with_options(data_options())
+        return batches.prefetch(PREFETCHED_BATCHES).with_options(data_options(self.bytes_in_graph))
+
+    @property
+    def bytes_in_graph(self) -> int:
+        """Bytes of the data and of the store, which functions of the graph hold."""
+        return self.source.bytes_in_graph + (0 if self.store is None else self.store.num_bytes)
 
     def begin_epoch(self) -> tuple[np.int64, np.int64, np.ndarray]:
         """Begins an epoch: its number and the ordinal with which it begins, both from 0, and its permutation."""
@@ -367,15 +375,21 @@ class Pipeline:
         return int(epoch) if epoch >= 0 else self.counter.next_epoch - 1
 
 
-def data_options() -> tf.data.Options:
+def data_options(bytes_in_graph: int = 0) -> tf.data.Options:
     """Options under which the graphs here run.
 
     tf.data's autotuner is off: with it, the same pipeline ran at half its rate in about every second epoch (on two
-    cores, TensorFlow 2.21), and everything that it would tune has a value here.
+    cores, TensorFlow 2.21), and everything that it would tune has a value here. Its optimizer is off where much data is
+    in the graph: for each iterator it writes the graph anew, with a copy of all of them, those on disk too.
+
+    Args:
+        bytes_in_graph: of the tensors that functions of the graph hold.
     """
     options = tf.data.Options()
     options.autotune.enabled = False
     options.deterministic = True
+    if bytes_in_graph > _MOST_BYTES_COPIED:
+        options.experimental_optimization.apply_default_optimizations = False
     return options
 
 

@@ -43,6 +43,11 @@ class ItemForm:
         """Whether all items have one shape, and can be stacked."""
         return all(None not in shape for _, shape in self.leaves)
 
+    @property
+    def _are_sequences(self) -> bool:
+        """Whether what varies is the first axis alone, as that of sequences does."""
+        return all(None not in shape[1:] for _, shape in self.leaves)
+
     def require_batchable(self, name: str, settings: Settings) -> None:
         """Checks that items have one shape if they are batched as they are.
 
@@ -59,9 +64,15 @@ class ItemForm:
         shapes = ", ".join(
             f"({', '.join('any' if size is None else str(size) for size in shape)})" for _, shape in self.leaves
         )
+        remedy = "Pad them to one shape, or give batch_size=None."
+        if self._are_sequences:
+            remedy = (
+                "Pad them to one shape; or have sequences filled up to a few lengths, by FastDataset(FastDataset("
+                "..., batch_size=None), bucket_by_length=[32, 64, 128]); or give batch_size=None."
+            )
         raise ValueError(
-            f"{name} gives items of different shapes, which can't be batched: {shapes}. Pad them to one shape, or give "
-            f"batch_size=None. Received: batch_size={settings.batch_size}."
+            f"{name} gives items of different shapes, which can't be batched: {shapes}. {remedy} Received: "
+            f"batch_size={settings.batch_size}."
         )
 
     def flat_specs(self, *, stacked: bool = False) -> tuple[tf.TensorSpec, ...]:

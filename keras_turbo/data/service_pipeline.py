@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import functools
+import re
 import threading
 import weakref
 from typing import Any, ClassVar
@@ -24,12 +25,16 @@ from keras_turbo.data.service.remote_batches import remote_batches
 from keras_turbo.data.session_dataset import Sessions
 from keras_turbo.data.settings import Settings
 from keras_turbo.data.sources.source import Source
+from keras_turbo.storage.schemes import INSTALLATION
 
 # A graph with the data in it goes to the dispatcher, which keeps it, and from there to each worker.
 LARGEST_GRAPH_BYTES = 128 << 20
 
 # Far more batches than anybody trains on, and few enough that numbers can be added.
 _NO_END = 1 << 62
+
+# What TensorFlow says of a path whose file system is not loaded.
+_NO_FILE_SYSTEM = re.compile(r"File system scheme '([^']*)' not implemented")
 
 # A worker that is alive begins a task within a second.
 ANSWER_SECONDS = 20.0
@@ -237,6 +242,13 @@ class ServicePipeline(Pipeline):
     def explain(self, error: tf.errors.OpError, numbers: range) -> Exception:
         """What to raise where one of these batches could not be made."""
         if isinstance(error, tf.errors.UnimplementedError):
+            scheme = _NO_FILE_SYSTEM.search(reason_of(error))
+            if scheme is not None:
+                return DataServiceError(
+                    f"A worker of the data service at {self._service} can't read {scheme[1]}:// files, as this process "
+                    "can. Install tensorflow-io on the workers' machines too, and start them by `python -m keras_turbo "
+                    f"data-service worker`, which loads it: {INSTALLATION}. ({reason_of(error)})"
+                )
             return DataServiceError(
                 f"What answers at {self._service} is no dispatcher. Give the address that the dispatcher prints, not "
                 f"that of a worker. ({reason_of(error)})"

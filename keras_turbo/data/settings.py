@@ -51,8 +51,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_count("batch_size", self.batch_size, "None, for examples one by one (or as they come)")
-        if not (is_integer(self.workers) and self.workers == 0):  # which has a meaning for some sources
-            check_count("workers", self.workers, "None, for as many as the cores want")
+        _check_workers(self.workers)
         for name in ("shuffle", "reshuffle_each_epoch", "drop_remainder"):
             value = getattr(self, name)
             if not isinstance(value, bool):
@@ -79,6 +78,9 @@ class Settings:
                 "`cache_dir` must be a folder of this machine: what is kept there is read by position in each epoch. "
                 f"Received: cache_dir={os.fspath(self.cache_dir)!r}."
             )
+        if self.cache_dir is not None:
+            # This process may change its folder.
+            object.__setattr__(self, "cache_dir", os.path.abspath(resolved(self.cache_dir, "`cache_dir`")))
         for name in ("map_fn", "augment_fn"):
             if getattr(self, name) is not None and not callable(getattr(self, name)):
                 raise TypeError(
@@ -156,12 +158,26 @@ class Settings:
 
     def cache_dir_or(self, default: pathlib.Path) -> pathlib.Path:
         """The folder that was given for caches, or another."""
-        return default if self.cache_dir is None else pathlib.Path(resolved(self.cache_dir, "`cache_dir`"))
+        return default if self.cache_dir is None else pathlib.Path(self.cache_dir)
 
 
 def available_cores() -> int:
     """Cores that this process may use, limits of containers included (`docker --cpus`)."""
     return max(1, math.ceil(cores().usable))
+
+
+def _check_workers(workers: Any) -> None:
+    """Checks a number of workers; whether 0 has a meaning depends on the source."""
+    if workers is None:
+        return
+    wanted = (
+        "`workers` must be an integer from 1; or 0, for this process, where Python code makes the data (a PyDataset, a "
+        f"generator function, a PythonFunction); or None, to have it chosen. Received: workers={workers!r}."
+    )
+    if not is_integer(workers):
+        raise TypeError(wanted)
+    if workers < 0:
+        raise ValueError(wanted)
 
 
 def check_count(name: str, value: Any, none_means: str) -> None:

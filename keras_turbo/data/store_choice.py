@@ -164,7 +164,7 @@ def _disk_store(settings: Settings, source: Source, map_fn: ElementFunction | No
         map_digest = function_fingerprint(
             lambda *leaves: map_fn(tf.nest.pack_sequence_as(source_spec, leaves)), tf.nest.flatten(source_spec)
         )
-    folder = settings.cache_folder.absolute()
+    folder = settings.cache_folder
     if identity is None or map_digest is None:
         return private_disk_store(spec, source.num_examples, folder)
     recipe = {"source": identity.recipe, "map_fn": map_digest, "tensorflow": tf.__version__}

@@ -167,6 +167,11 @@ def batches():
         yield np.full((number + 1, 2), number, np.float64)
 
 
+def pictures():
+    for number in range(5):
+        yield np.zeros((number + 1, number + 2, 3), np.uint8)
+
+
 def failing_at_1000():
     for number in range(2000):
         if number == 1000:

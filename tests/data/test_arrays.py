@@ -290,7 +290,9 @@ class TestErrors:
 
     @pytest.mark.parametrize("x", [[[1, 2], [3]], [[1.0], 2.0], {"a": [[1], [2, 3]]}])
     def test_ragged_lists(self, x):
-        with pytest.raises(TypeError, match=r"`x` must hold arrays of a regular shape.*Pad ragged rows"):
+        with pytest.raises(
+            TypeError, match=r"`x` must hold arrays of a regular shape.*Pad ragged rows, give bucket_by_length="
+        ):
             FastDataset(x)
 
     @pytest.mark.parametrize("x", [np.zeros((0, 3)), [], {"a": np.zeros(0)}])
@@ -344,3 +346,43 @@ def test_batches_of_many_sizes_hold_each_row_once():
         whole = len(x) // batch_size * batch_size if drop_remainder else len(x)
         np.testing.assert_array_equal(rows, x[:whole])
         assert {len(batch) for batch in batches[:-1]} <= {batch_size}
+
+
+MEMORY_OF_EPOCHS = """
+import sys
+import numpy as np
+from keras_turbo import FastDataset
+
+def memory():
+    # What is mapped from files can be dropped at any time, and does not count.
+    lines = open("/proc/self/status").read().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) << 10
+
+def epochs(x, cache):
+    map_fn = None if cache is None else lambda x: x + 1
+    options = {} if cache is None else {"cache": cache, "cache_dir": sys.argv[1]}
+    dataset = FastDataset(x, batch_size=64, shuffle=True, seed=0, map_fn=map_fn, **options)
+    for _ in range(2):
+        for _ in dataset:
+            pass
+    return dataset
+
+rows = np.ones((20_000, 1000), np.float32)
+for cache in (None, "memory", "disk"):
+    epochs(rows[:128], cache)  # what is loaded once
+    before = memory()
+    dataset = epochs(rows, cache)
+    print(cache, round((memory() - before) / rows.nbytes, 2))
+    del dataset
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="memory is told by Linux")
+def test_case_8_data_are_in_memory_no_more_often_than_they_must(run_python, tmp_path):
+    """Once as tensors, and once more as what map_fn made of them where that is kept in memory."""
+    printed = run_python(MEMORY_OF_EPOCHS, tmp_path)
+    copies = {line.split()[0]: float(line.split()[1]) for line in printed.splitlines()}
+    assert copies.keys() == {"None", "memory", "disk"}
+    assert copies["None"] < 1.5
+    assert copies["memory"] < 2.5
+    assert copies["disk"] < 1.5

@@ -16,7 +16,7 @@ import tensorflow as tf
 from keras_turbo import FastDataset
 from keras_turbo.data import audio as audio_module
 from keras_turbo.data.audio import AudioOptions, decode_audio
-from keras_turbo.data.audio_files import audio_header, audio_kind
+from keras_turbo.data.audio_files import audio_header, audio_kind, channels_in
 from keras_turbo.data.failures import ExampleLoadError
 from tests.data.epochs import batches_of, bytes_of
 from tests.data.sound_files import RATE, pcm, riff, tone, wav, write_wav
@@ -89,6 +89,15 @@ class TestWav:
     def test_other_formats_are_named(self, tag, bits, what):
         assert f"the WAV file holds {what} of {bits} bits" in problem_of(riff(tag, bits, 2, bytes(64)))
 
+    def test_more_channels_than_there_can_be(self):
+        data = bytearray(wav(pcm(tone(440), 16)))
+        struct.pack_into("<H", data, 22, 0xFFFF)
+        message = problem_of(bytes(data), channels=1, length_samples=100)
+        assert "it says 65535 channels of 16 bits, and 2 bytes for all of them together" in message
+        # Without that contradiction: of fewer samples than one of all channels, and of enough for some.
+        for size, said in ((3200, "takes 65535 bytes, and 3200 are there"), (131_070, "it says 65535 channels.")):
+            assert said in problem_of(riff(1, 8, 0xFFFF, bytes(size)), channels=1, length_samples=100)
+
     def test_random_damage_gives_samples_or_an_error(self):
         rng = np.random.default_rng(0)
         data = wav(pcm(STEREO, 16))
@@ -130,7 +139,7 @@ class TestOptions:
 
     def test_another_number_of_channels_is_refused(self):
         message = problem_of(wav(pcm(tone(440), 16)))
-        assert "the file has 1 channels, and channels=2 was asked for" in message
+        assert "the file has 1 channel, and channels=2 was asked for" in message
 
     @pytest.mark.parametrize(
         ("align", "length", "expected"),
@@ -203,6 +212,7 @@ class TestPacked:
         assert audio_kind(data[:64]) == kind
         header = audio_header(data)
         assert (header.kind, header.sample_rate, header.channels) == (kind, RATE, 2)
+        assert channels_in(packed(kind)[:4096]) == (None if kind == "mp3" else 2)
 
     def test_flac_is_exact(self):
         integers = pcm(np.concatenate([tone(440, 0.5), tone(1000, 0.5, amplitude=0.25)], 1), 16)
@@ -385,6 +395,24 @@ class TestFolder:
         epochs = [bytes_of(one), bytes_of(one)]
         assert epochs == [bytes_of(other), bytes_of(other)]
         assert len({*epochs, bytes_of(sounds_in(sounds, seed=8, **options))}) == 3
+
+    def test_other_channels_are_told_when_the_dataset_is_built(self, sounds):
+        with pytest.raises(ValueError, match=r"\.WAV: the file has 1 channel, and channels=2 was asked for.*'skip'"):
+            sounds_in(sounds, channels=2)
+        for path in (sounds / "high").rglob("*.WAV"):
+            path.write_bytes(wav(pcm(STEREO, 16)))
+        # One that can't be looked into is told when it is read.
+        (sounds / "high" / "more" / "0 ü.WAV").write_bytes(b"RIFF")
+        with pytest.raises(ValueError, match=r"low.*\.wav: the file has 1 channel"):
+            sounds_in(sounds, channels=2)
+        skipping = sounds_in(sounds, channels=2, on_error="skip")
+        with pytest.warns(UserWarning, match="was left out"):
+            assert [samples.shape for samples, _ in batches_of(skipping)] == [(1, 1600, 2)]
+        assert len(skipping.skipped) == 4
+
+    def test_a_data_service_is_refused(self, sounds):
+        with pytest.raises(ValueError, match=r"other machines, and sounds are decoded with the help of Python of this"):
+            sounds_in(sounds, service="grpc://localhost:1")
 
     def test_case_13_nothing_there(self, tmp_path):
         with pytest.raises(FileNotFoundError, match="There is no folder '.*none'"):

@@ -382,6 +382,27 @@ def test_folders_that_cannot_be(photos, tmp_path):
         convert_images(photos, tmp_path / "out", image_size=(4, 4))
 
 
+def test_a_split_and_none_do_not_meet_in_one_folder(photos, tmp_path):
+    split, whole, shards = tmp_path / "split", tmp_path / "whole", tmp_path / "shards"
+    first = convert_images(photos, split, validation_split=0.5)
+    message = r"split/training' holds records of a conversion with a split.*give the split again"
+    with pytest.raises(FileExistsError, match=message):
+        convert_images(photos, split)
+    assert sorted(os.listdir(split)) == ["training", "validation"]
+    assert convert_images(photos, split, validation_split=0.5) == first
+
+    convert_images(photos, whole)
+    # Files of somebody else, of which no manifest tells.
+    write_records(shards / "part-0.tfrecord", [b"one"])
+    for folder, name in ((whole, "manifest.json"), (shards, "part-0.tfrecord")):
+        before = sorted(os.listdir(folder))
+        with pytest.raises(FileExistsError, match=f"holds records that are not split \\('{name}' among them"):
+            convert_images(photos, folder, validation_split=0.5)
+        assert sorted(os.listdir(folder)) == before
+    with pytest.raises(FileExistsError, match=r"holds records of other images.*'part-0\.tfrecord' among them"):
+        convert_images(photos, shards)
+
+
 def test_what_is_done_is_not_done_again(photos, tmp_path):
     first = convert_images(photos, tmp_path / "out", shards=2)
     times = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*")}
@@ -459,3 +480,13 @@ def test_the_command_line(photos, tmp_path, capsys):
             main(["convert", str(photos), str(tmp_path / "other"), *wrong])
         assert exit_info.value.code == 2
         assert message in capsys.readouterr().err
+
+
+def test_each_place_names_its_own_option(photos, tmp_path, capsys):
+    (photos / "cat" / "3 é.png").write_bytes(b"")
+    with pytest.raises(ConversionError, match=r"3 é\.png: it is empty\. \(on_error='skip' leaves such files out\.\)"):
+        convert_images(photos, tmp_path / "out")
+    with pytest.raises(SystemExit) as exit_info:
+        main(["convert", str(photos), str(tmp_path / "other")])
+    assert exit_info.value.code == 2
+    assert "3 é.png: it is empty. (--on-error skip leaves such files out.)" in capsys.readouterr().err

@@ -258,3 +258,51 @@ def test_xla_compiles_once_for_each_bucket():
 
     model.compile("sgd", loss, jit_compile=True)
     assert np.isfinite(model.fit(data, epochs=2, verbose=0).history["loss"]).all()
+
+
+PROGRAMS_OF_FIT = """
+import glob, os, sys
+
+# XLA reads it once: it writes each program that it compiles, before it does.
+os.environ["XLA_FLAGS"] = f"--xla_dump_to={sys.argv[1]} --xla_dump_hlo_as_text"
+
+import keras
+import numpy as np
+from keras_turbo import FastDataset
+
+rng = np.random.default_rng(0)
+tokens = [rng.integers(1, 50, length) for length in rng.integers(1, 13, 200)]
+data = FastDataset(
+    tokens, np.arange(200) % 2, batch_size=8, bucket_by_length=[4, 8, 12], shuffle=True, seed=0, drop_remainder=True
+)
+traces = []
+
+class Model(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.dense = keras.layers.Embedding(50, 4), keras.layers.Dense(2)
+
+    def call(self, x):
+        traces.append(x.shape)
+        return self.dense(keras.ops.mean(self.embedding(x), 1))
+
+model = Model()
+loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+model.compile("adam", loss, jit_compile=True)
+
+def programs():
+    return len(glob.glob(f"{sys.argv[1]}/*one_step*before_optimizations.txt"))
+
+for _ in range(2):
+    model.fit(data, epochs=2, verbose=0)
+    print(programs(), len(traces), len({x.shape for x, _ in data}))
+"""
+
+
+def test_fit_under_xla_compiles_a_program_for_each_length_and_no_more(run_python, tmp_path):
+    first, second = (tuple(map(int, line.split())) for line in run_python(PROGRAMS_OF_FIT, tmp_path).splitlines())
+    programs, traces, lengths = first
+    assert programs == lengths == 3
+    # The function of the step is traced for any length; Keras builds the model by some more traces.
+    assert traces <= 3
+    assert second == first

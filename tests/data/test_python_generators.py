@@ -12,8 +12,10 @@ import pytest
 import tensorflow as tf
 
 from keras_turbo import FastDataset
+from keras_turbo.data.convert import convert_images
 from keras_turbo.data.python_function import PythonFunction
 from tests.data import python_data
+from tests.data.epochs import batches_of
 
 HERE_AND_IN_WORKERS = pytest.mark.parametrize("workers", [0, 1])
 
@@ -50,6 +52,19 @@ class TestGenerators:
         assert [(batch.shape.as_list(), float(batch[0, 0])) for batch in dataset] == [
             ([number + 1, 2], number) for number in range(5)
         ]
+
+    def test_sequences_are_batched_as_the_error_says(self, workers):
+        hint = r"FastDataset\(FastDataset\(\.\.\., batch_size=None\), bucket_by_length="
+        for options in ({}, {"bucket_by_length": [4, 8]}):
+            with pytest.raises(ValueError, match=rf"gives items of different shapes.*\(any, 2\).*{hint}"):
+                FastDataset(python_data.batches, workers=workers, **options)
+        items = FastDataset(python_data.batches, workers=workers, batch_size=None)
+        batches = batches_of(FastDataset(items, bucket_by_length=[4, 8], batch_size=4))
+        assert sorted(batch.shape for batch in batches) == [(1, 8, 2), (4, 4, 2)]
+
+    def test_of_pictures_no_error_speaks_of_sequences(self, workers):
+        with pytest.raises(ValueError, match=r"different shapes.*Pad them to one shape, or give batch_size=None"):
+            FastDataset(python_data.pictures, workers=workers)
 
     def test_ragged_ones_are_batched_once_they_are_padded(self, workers):
         with pytest.raises(ValueError, match=r"batches gives items of different shapes.*\(any, 2\).*batch_size=None"):
@@ -241,6 +256,22 @@ class TestPythonFunctions:
         got = [(x.numpy().tolist(), y.numpy().tolist()) for x, y in dataset]
         assert got == [([[0], [1]], [0, 1]), ([[2], [3]], [2, 3]), ([[4]], [4])]
         assert dataset.labels.tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("workers", [-1, 1.5, True, "many"])
+def test_workers_that_cannot_be(workers, tmp_path):
+    (tmp_path / "a").write_bytes(b"a")
+    for make in (
+        lambda: FastDataset(python_data.seventy, workers=workers),
+        lambda: FastDataset(python_data.Sequence(), workers=workers),
+        lambda: FastDataset(np.zeros((3, 1)), map_fn=PythonFunction(python_data.doubled), workers=workers),
+        lambda: FastDataset.from_files(f"{tmp_path}/*", PythonFunction(python_data.length_of_file), workers=workers),
+        lambda: FastDataset(np.zeros(3), workers=workers),
+    ):
+        with pytest.raises((TypeError, ValueError), match="or 0, for this process, where Python code makes the data"):
+            make()
+    with pytest.raises((TypeError, ValueError), match=r"`workers` must be .* Received: workers="):
+        convert_images(tmp_path, tmp_path / "out", workers=workers)
 
 
 class TestArgumentsOfPythonFunctions:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
-import dataclasses
 import functools
 import json
 import math
@@ -24,12 +23,13 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
-from keras_turbo.data.conversion.shard_file import open_writer, shard_name, target_folder, working_folder
+from keras_turbo.data.conversion.plan import Part, already_done, begin, refuse_other_files
+from keras_turbo.data.conversion.shard_file import open_writer, target_folder, working_folder
 from keras_turbo.data.disk_store import digest
 from keras_turbo.data.failures import ON_ERROR, reason_of
 from keras_turbo.data.image_options import ImageOptions
 from keras_turbo.data.images import decode_image, image_kind
-from keras_turbo.data.records.manifest import MANIFEST_NAME, Leaf, Manifest, load_manifest, write_json
+from keras_turbo.data.records.manifest import Leaf, Manifest, write_json
 from keras_turbo.data.records.shards import CONVERTING_FOLDER
 from keras_turbo.data.settings import available_cores, check_count
 from keras_turbo.data.sources.class_folders import has_class_folders, validation_mask
@@ -50,25 +50,22 @@ _AHEAD = 4
 
 
 class ConversionError(ValueError):
-    """A file can't be converted; the message begins with its path."""
+    """A file can't be converted; the message begins with its path.
 
+    Args:
+        path: of the file.
+        reason: a sentence.
+        can_be_left_out: whether the option is of help that leaves out such files.
+    """
 
-@dataclasses.dataclass(frozen=True)
-class _Part:
-    """The images of one folder of shards."""
+    def __init__(self, path: str, reason: str, *, can_be_left_out: bool = True) -> None:
+        self.path, self.reason, self.can_be_left_out = path, reason, can_be_left_out
+        super().__init__(self.told("on_error='skip'"))
 
-    folder: str
-    paths: list[str]
-    labels: list[int] | None
-    num_shards: int
-
-    @property
-    def shard_names(self) -> list[str]:
-        return [shard_name(index, self.num_shards) for index in range(self.num_shards)]
-
-    @property
-    def converting(self) -> str:
-        return storage.join(self.folder, CONVERTING_FOLDER)
+    def told(self, option: str) -> str:
+        """The message, with the option that leaves out such files as the caller writes it."""
+        text = f"{self.path}: {self.reason}"
+        return f"{text} ({option} leaves such files out.)" if self.can_be_left_out else text
 
 
 def convert_images(
@@ -117,7 +114,8 @@ def convert_images(
     Raises:
         FileNotFoundError, NotADirectoryError: no such folder.
         TypeError, ValueError: an argument that can't be; no images.
-        FileExistsError: `out` holds something else, or another process is converting into it.
+        FileExistsError: `out` holds other records, such as those of a conversion with a split where there is none now,
+            or another process is converting into it.
         ConversionError: with `on_error="raise"`, with the path and what is wrong.
     """
     options = ImageOptions(image_size=image_size, resize=resize)
@@ -156,13 +154,13 @@ def convert_images(
         },
         "shards": {name: part.num_shards for name, part in parts.items()},
     }
-    if done := _already_done(parts, plan):
+    if done := already_done(parts, plan):
         return done
-    _refuse_other_files(target, parts, plan)
+    refuse_other_files(target, parts, plan)
     encode = _as_they_are if image_size is None else _resizing(options, quality)
     converting = storage.join(target, CONVERTING_FOLDER)
     with working_folder(target, CONVERTING_FOLDER) as working:
-        _begin(converting, plan, target)
+        begin(converting, plan, target)
         num_workers = workers or available_cores()
         with (
             progress_bar("Converting images", len(found.paths)) as advance,
@@ -194,13 +192,13 @@ def _parts(
     shards: int | None,
     validation_split: float | None,
     seed: int,
-) -> dict[str, _Part]:
+) -> dict[str, Part]:
     held_out = np.zeros(len(paths), bool)
     masks = {"all": ~held_out}
     if validation_split is not None:
         held_out = validation_mask(len(paths), validation_split, seed)
         masks = {"training": ~held_out, "validation": held_out}
-    parts = {}
+    parts: dict[str, Part] = {}
     for name, mask in masks.items():
         chosen = np.flatnonzero(mask).tolist()
         if not chosen:
@@ -209,7 +207,7 @@ def _parts(
                 "or another share."
             )
         number = shards or math.ceil(sum(sizes[index] for index in chosen) / _SHARD_BYTES)
-        parts[name] = _Part(
+        parts[name] = Part(
             folder=target if name == "all" else storage.join(target, name),
             paths=[paths[index] for index in chosen],
             labels=None if labels is None else [labels[index] for index in chosen],
@@ -218,56 +216,8 @@ def _parts(
     return parts
 
 
-def _already_done(parts: dict[str, _Part], plan: dict[str, Any]) -> dict[str, Manifest] | None:
-    """The manifests, if just this has been converted there before."""
-    manifests = {name: load_manifest(part.folder) for name, part in parts.items()}
-    done = {}
-    for name, manifest in manifests.items():
-        if manifest is None or manifest.options != plan:
-            return None
-        if not set(manifest.files) <= set(storage.names_in(parts[name].folder)):
-            return None
-        done[name] = manifest
-    return done
-
-
-def _refuse_other_files(target: str, parts: dict[str, _Part], plan: dict[str, Any]) -> None:
-    for folder in dict.fromkeys([target, *(part.folder for part in parts.values())]):
-        if not storage.exists(storage.join(folder, MANIFEST_NAME)):
-            continue
-        manifest = load_manifest(folder)
-        if manifest is None or manifest.options != plan:
-            raise FileExistsError(
-                f"{folder!r} holds records of other images, or made with other options. Give another folder, or "
-                "remove that one."
-            )
-
-
-def _begin(converting: str, plan: dict[str, Any], target: str) -> None:
-    """Takes up a conversion that was begun, or begins one.
-
-    Raises:
-        FileExistsError: what was begun is another one.
-    """
-    path = storage.join(converting, "plan.json")
-    try:
-        begun = json.loads(storage.read_bytes(path).decode("utf-8"))
-    except (FileNotFoundError, ValueError):
-        write_json(path, plan)
-        return
-    if begun == plan:
-        return
-    what = "of other images, or they have changed"
-    if begun.get("images") == plan["images"]:
-        what = f"with other options ({begun.get('options')}, shards: {begun.get('shards')})"
-    raise FileExistsError(
-        f"A conversion into {target!r} was begun {what}. "
-        "Run it again as it was begun, give another folder, or remove that one."
-    )
-
-
 def _convert_part(
-    part: _Part,
+    part: Part,
     source: str,
     working: pathlib.Path,
     encoded: Callable[[list[str]], Iterator[tuple[int, bytes | Exception]]],
@@ -291,7 +241,7 @@ def _convert_part(
                 if isinstance(result, Exception):
                     reason = reason_of(result)
                     if on_error == "raise":
-                        raise ConversionError(f"{path}: {reason} (on_error='skip' leaves such files out.)") from result
+                        raise ConversionError(path, reason) from result
                     skipped.append([storage.relative_to(path, source), reason])
                     continue
                 label = None if part.labels is None else part.labels[chosen[number]]
@@ -357,7 +307,7 @@ def _resizing(options: ImageOptions, quality: int) -> Callable[[str], bytes]:
 
 
 def _manifest(
-    part: _Part, plan: dict[str, Any], class_names: list[str], by_class: bool, options: ImageOptions
+    part: Part, plan: dict[str, Any], class_names: list[str], by_class: bool, options: ImageOptions
 ) -> Manifest:
     files, skipped = {}, []
     for name in part.shard_names:
@@ -365,7 +315,8 @@ def _manifest(
         files[name] = account["count"]
         skipped += account["skipped"]
     if not any(files.values()):
-        raise ConversionError(f"{part.paths[0]}: none of the {len(part.paths)} files could be converted.")
+        reason = f"none of the {len(part.paths)} files could be converted."
+        raise ConversionError(part.paths[0], reason, can_be_left_out=False)
     height, width = options.image_size or (None, None)
     image = Leaf("image", "uint8", (height, width, 3), "image")
     return Manifest(

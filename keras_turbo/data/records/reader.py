@@ -119,18 +119,18 @@ class RecordReader:
     @property
     def reads_copies(self) -> bool:
         """Whether what is read are copies in the cache folder, of compressed files or of those behind a scheme."""
-        return any(index.path != name for index, name in zip(self._indices, self._names, strict=True))
+        return any(index.path != storage.absolute(name) for index, name in zip(self._indices, self._names, strict=True))
 
     @functools.cached_property
-    def _absolute_paths(self) -> list[bytes]:
-        return [os.fsencode(storage.absolute(index.path)) for index in self._indices]
+    def _encoded_paths(self) -> list[bytes]:
+        return [os.fsencode(index.path) for index in self._indices]
 
     def read_in_graph(self, position: tf.Tensor) -> tf.Tensor:
         """Graph code: the data of one record by TensorFlow's operations alone, which open its file for it."""
         entry = position if self._order is None else tf.gather(self._order, position)
         file = tf.searchsorted(self._first, entry[None], side="right", out_type=tf.int64)[0] - 1
         variant = tf.raw_ops.TFRecordDatasetV2(
-            filenames=tf.gather(tf.constant(self._absolute_paths), file)[None],
+            filenames=tf.gather(tf.constant(self._encoded_paths), file)[None],
             compression_type="",
             buffer_size=tf.constant(_BUFFER_BYTES, tf.int64),
             byte_offsets=tf.gather(self._offsets, entry + file)[None],

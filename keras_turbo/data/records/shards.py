@@ -115,7 +115,7 @@ def _in_folder(folder: str, reads_manifest: bool) -> Shards:
     there = storage.names_in(folder)
     if manifest is None:
         _refuse_unfinished(folder)
-        names = [name for name in there if _IN_NAMES in name and not name.startswith(".")]
+        names = [name for name in there if _is_record_file(name)]
         if not names:
             raise ValueError(
                 f"No TFRecord files in {folder!r}: no name with {_IN_NAMES!r} in it.{_folders_with_some(folder, there)}"
@@ -131,6 +131,17 @@ def _in_folder(folder: str, reads_manifest: bool) -> Shards:
     if not reads_manifest:
         return Shards(paths, None, are_all=False)
     return Shards(paths, manifest, are_all=True, counts=list(manifest.files.values()))
+
+
+def record_files_in(folder: str) -> list[str]:
+    """The names of the TFRecord files in a folder, sorted; none where there is no folder."""
+    if not storage.is_folder(folder):
+        return []
+    return [name for name in storage.names_in(folder) if _is_record_file(name)]
+
+
+def _is_record_file(name: str) -> bool:
+    return _IN_NAMES in name and not name.startswith(".")
 
 
 def _folders_with_some(folder: str, names: list[str]) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from keras_turbo.data.service.address import DataServiceError, ServiceAddress
+from keras_turbo.storage.schemes import load_file_systems
 
 LOOPBACK = "localhost"
 
@@ -63,7 +64,7 @@ def run_dispatcher(*, host: str, port: int, work_dir: str | os.PathLike | None) 
 
 
 def run_worker(dispatcher: ServiceAddress, *, host: str, port: int, timeout_seconds: float) -> None:
-    """Runs a worker until SIGTERM or Ctrl-C.
+    """Runs a worker until SIGTERM or Ctrl-C. It reads `s3://` and its like where tensorflow-io is installed.
 
     Args:
         dispatcher: of which it gets its work. It may come and go.
@@ -80,6 +81,7 @@ def run_worker(dispatcher: ServiceAddress, *, host: str, port: int, timeout_seco
     with _ended_by_signals() as wait:
         if not _wait_for(dispatcher, timeout_seconds, wait):
             return
+        load_file_systems()
         config = tf.data.experimental.service.WorkerConfig(
             dispatcher_address=dispatcher.host_and_port,
             worker_address=f"{host}:%port%",

@@ -15,7 +15,7 @@ from keras_turbo.data.sources.source import Identity, Source
 
 _HASH_CHUNK_BYTES = 1 << 24
 
-_REMEDY = "Pad ragged rows, or give a tf.data.Dataset."
+_REMEDY = "Pad ragged rows, give bucket_by_length=[32, 64, 128] for sequences of unequal lengths, or a tf.data.Dataset."
 
 
 class ArraySource(Source):

@@ -8,10 +8,12 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
-from keras_turbo.data.audio import AudioOptions, can_decode_packed, decode_audio
-from keras_turbo.data.audio_files import AUDIO_ENDINGS, PACKED_ENDINGS, audio_kind
+from keras_turbo.data.audio import AudioOptions, can_decode_packed, check_channels, decode_audio
+from keras_turbo.data.audio_files import AUDIO_ENDINGS, PACKED_ENDINGS, audio_kind, channels_in
+from keras_turbo.data.failures import ExampleLoadError
 from keras_turbo.data.sources.class_folders import (
     FileKind,
     Loader,
@@ -21,7 +23,18 @@ from keras_turbo.data.sources.class_folders import (
     find_class_files,
 )
 from keras_turbo.data.sources.files import FileSource
+from keras_turbo.storage import paths as storage
+from keras_turbo.storage import remote
 from keras_turbo.storage.schemes import INSTALLATION
+
+# So many files are looked at beforehand, by so much of each.
+_LOOKED_AT = 4
+_HEAD_BYTES = 4096
+
+_WHY_NOT_REMOTE = (
+    "sounds are decoded with the help of Python of this one (decode WAV files of 16 bits by tf.audio.decode_wav in a "
+    "load_fn of from_files)"
+)
 
 _AUDIO = FileKind("audio", "audio files", AUDIO_ENDINGS, lambda head: audio_kind(head) is not None)
 
@@ -36,13 +49,16 @@ def audio_folder_sources(
     validation_split: float | None,
     subset: Subset | None,
     seed: int | None,
+    may_skip: bool,
 ) -> tuple[dict[str, FileSource], list[str] | None]:
     """The sources of `FastDataset.from_audio_folder`, by the name of their part, and the class names."""
     check_split(validation_split, subset, _AUDIO)
     files = find_class_files(directory, _AUDIO, isinstance(labels, str) and labels == "inferred", class_names)
     _require_decoders(files.paths, directory)
+    if not may_skip:
+        _require_channels(files.paths, options.channels)
     loader = Loader(lambda path, seed: decode_audio(tf.io.read_file(path), options), dataclasses.asdict(options))
-    return class_folder_sources(
+    sources, names = class_folder_sources(
         files,
         _AUDIO,
         lambda is_whole: loader,
@@ -54,6 +70,35 @@ def audio_folder_sources(
         subset=subset,
         seed=seed,
     )
+    for source in sources.values():
+        source.why_not_remote = _WHY_NOT_REMOTE
+    return sources, names
+
+
+def _require_channels(paths: Sequence[str], channels: int) -> None:
+    """Looks at some files, so that a wrong `channels` is told before the first epoch; others are when they are read.
+
+    Raises:
+        ExampleLoadError: one has another number of channels.
+    """
+    if channels == 1:
+        return
+    numbers: list[int] = np.unique(np.linspace(0, len(paths) - 1, _LOOKED_AT).astype(int)).tolist()
+    some = [paths[number] for number in numbers]
+    for path, found in zip(some, remote.each_of(_channels_of, some), strict=True):
+        if found is not None:
+            try:
+                check_channels(found, channels)
+            except ValueError as error:
+                text = f"{path}: {error} (on_error='skip' leaves such files out and lists them.)"
+                raise ExampleLoadError(text) from None
+
+
+def _channels_of(path: str) -> int | None:
+    try:
+        return channels_in(storage.read_at(path, 0, _HEAD_BYTES))
+    except OSError:  # reading it will tell
+        return None
 
 
 def require_length(options: AudioOptions, batch_size: int | None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import glob
 import os
 import pathlib
@@ -28,8 +27,9 @@ class FileSource(Source):
     """One example for each file.
 
     Args:
-        paths: the files.
-        load_path: graph code that makes an example's `x` (or a whole element) of a path: `(path, seed) -> x`.
+        paths: the files, as errors and the user call them. They are read where they are now, whatever folder this
+            process works in later.
+        load_path: graph code that makes an example's `x` (or a whole element) of an absolute path: `(path, seed) -> x`.
         labels: array with a row for each path, put behind x as `y`; None for x alone.
         class_numbers: the same as class numbers, where there are classes and `labels` has them in another form.
         recipe: gives a JSON-able description of `load_path`, or None where it can't be told.
@@ -61,8 +61,10 @@ class FileSource(Source):
         self._load_path_remotely = self._load_path if load_remotely is None else tf.function(load_remotely)
         self._recipe = recipe
         with tf.device("CPU:0"):
-            # As bytes, since a name need not be text.
-            self._path_tensor = tf.constant([os.fsencode(path) for path in self.paths], tf.string)
+            # As bytes, since a name need not be text; from the root, since this process may change its folder, and
+            # others, which may read the files too, work in another one.
+            absolute = [os.fsencode(storage.absolute(path)) for path in self.paths]
+            self._path_tensor = tf.constant(absolute, tf.string)
             self._label_tensor = None if labels is None else tf.convert_to_tensor(labels)
 
     @property
@@ -73,14 +75,8 @@ class FileSource(Source):
         return self._with_label(self._load_path(tf.gather(self._path_tensor, position), seed), position)
 
     def load_remotely(self, position: tf.Tensor, seed: tf.Tensor) -> Any:
-        path = tf.gather(self._absolute_paths, position)
+        path = tf.gather(self._path_tensor, position)
         return self._with_label(self._load_path_remotely(path, seed), position)
-
-    @functools.cached_property
-    def _absolute_paths(self) -> tf.Tensor:
-        # Another process works in another folder.
-        with tf.init_scope(), tf.device("CPU:0"):
-            return tf.constant([os.fsencode(storage.absolute(path)) for path in self.paths], tf.string)
 
     def _with_label(self, example: Any, position: tf.Tensor) -> Any:
         if self._label_tensor is None:
@@ -123,7 +119,8 @@ def files_source(
     if labels is not None:
         encoded, numbers, names = encode_labels(labels_of_paths(labels, paths), label_mode, class_names)
     if isinstance(load_fn, PythonFunction):
-        rows: tuple[Any, list[np.ndarray]] = (("leaf",), [np.asarray(paths, object)])
+        absolute = [storage.absolute(path) for path in paths]
+        rows: tuple[Any, list[np.ndarray]] = (("leaf",), [np.asarray(absolute, object)])
         if encoded is not None:
             rows = (("tuple", (("leaf",), ("leaf",))), [*rows[1], encoded])
         known = encoded if numbers is None else numbers

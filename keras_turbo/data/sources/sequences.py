@@ -52,6 +52,7 @@ class SequenceSource(Source):
             )
         #: int64 vector: of each example the length of its longest sequence.
         self.lengths = np.max(varying, axis=0)
+        self.bytes_in_graph = sum(column.num_bytes for column in self._columns)
 
     @property
     def num_examples(self) -> int:
@@ -96,6 +97,10 @@ class _Column:
         self._splits = None if lengths is None else np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         with tf.device("CPU:0"):
             self._tensor = tf.convert_to_tensor(values)
+
+    @property
+    def num_bytes(self) -> int:
+        return self._values.nbytes
 
     def __len__(self) -> int:
         return len(self._values) if self.lengths is None else len(self.lengths)

@@ -208,7 +208,8 @@ def tfrecord_source(
     cache_folder = settings.cache_dir_or(default_cache_dir())
     compression_here = functools.partial(_compression, asked_for=compression, manifest=manifest)
     packed = (remote.each_of if any(map(is_remote, shards.paths)) else map)(compression_here, shards.paths)
-    files = local_copies(shards.paths, list(packed), cache_folder)
+    # From the root, since this process may change its folder.
+    files = [storage.absolute(path) for path in local_copies(shards.paths, list(packed), cache_folder)]
     cycle = interleave or (manifest.interleave if manifest is not None and shards.are_all else 1)
     reader = RecordReader([index_of(path, cache_folder) for path in files], shards.paths, cycle)
     if settings.on_error == "raise":

@@ -27,8 +27,8 @@ class TableFile:
     """A Parquet file.
 
     Attributes:
-        path: what is read.
-        name: what an error calls it: for the copy of a CSV file, that file.
+        path: what is read, from the root, since this process may change its folder.
+        name: what an error calls it: the path as it was found, or for the copy of a CSV file, that file.
         status: its size and time of change.
         metadata: `pyarrow.parquet.FileMetaData`.
         schema: `pyarrow.Schema`.
@@ -119,7 +119,7 @@ def open_file(path: str, name: str | None = None) -> TableFile:
     try:
         with storage.opened_anywhere(path) as (file, status):
             parquet = pa.parquet.ParquetFile(file)
-            return TableFile(path, name, status, parquet.metadata, parquet.schema_arrow)
+            return TableFile(storage.absolute(path), name, status, parquet.metadata, parquet.schema_arrow)
     except (OSError, pa.ArrowException) as error:
         raise ExampleLoadError(f"{name}: it can't be read as Parquet: {reason_of(error)}") from error
 

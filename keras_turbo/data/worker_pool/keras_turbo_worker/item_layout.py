@@ -133,7 +133,8 @@ def check(structure: Structure, leaves: list[np.ndarray], wanted: tuple[Structur
             expected = tuple("any" if size is None else size for size in shape)
             raise ItemError(
                 f"{where} has the shape {leaf.shape}, where ({', '.join(map(str, expected))}) was expected from the "
-                "items that were looked at before. Pad to one shape, or let the first two items show what varies."
+                "items that were looked at before. Pad to one shape, or let the first two items show what varies "
+                "(`bucket_by_length` then puts sequences of unequal lengths together)."
             )
 
 
