@@ -133,6 +133,18 @@ def sparse_gradients(scope: Scope) -> Results:
     return results_of(model, history)
 
 
+def sparse_gradients_of_uneven_steps(scope: Scope) -> Results:
+    """Steps of 6, 6, 6 and 2 rows in an execution: both replicas have 3 rows in the first and 1 in the last."""
+    with scope():
+        model = keras.Sequential(
+            [keras.Input((3,), dtype="int32"), layers.Embedding(20, 4), layers.Flatten(), layers.Dense(3)]
+        )
+        model.compile(keras.optimizers.Adam(0.05, clipnorm=0.2), CROSSENTROPY(), steps_per_execution=4)
+    rng = np.random.default_rng(2)
+    history = model.fit(batches(rng.integers(0, 12, (20, 3)), samples(20)[1]), epochs=2, verbose=0)
+    return results_of(model, history)
+
+
 def synchronized_statistics(scope: Scope) -> Results:
     """BatchNormalization over all rows of the global batch, the last of which is uneven."""
     with scope():
@@ -142,6 +154,26 @@ def synchronized_statistics(scope: Scope) -> Results:
         model.compile(keras.optimizers.SGD(0.1), CROSSENTROPY())
     x, y = samples(27)
     history = model.fit(batches(x, y), epochs=2, verbose=0)
+    return results_of(model, history)
+
+
+def masked_statistics(scope: Scope) -> Results:
+    """BatchNormalization over what a mask lets through in the global batch: more in some rows than in others."""
+    with scope():
+        model = keras.Sequential(
+            [
+                keras.Input((5, 3)),
+                layers.Masking(),
+                layers.BatchNormalization(momentum=0.5, synchronized=True),
+                layers.GlobalAveragePooling1D(),
+                layers.Dense(3),
+            ]
+        )
+        model.compile(keras.optimizers.SGD(0.1), CROSSENTROPY())
+    rng = np.random.default_rng(6)
+    x = 0.3 + rng.normal(size=(13, 5, 3)) * np.linspace(0.1, 1, 13)[:, None, None]
+    x *= (np.arange(5) <= np.arange(13)[:, None] % 5)[..., None]
+    history = model.fit(batches(x.astype("float32"), samples(13)[1]), epochs=2, verbose=0)
     return results_of(model, history)
 
 
@@ -445,7 +477,9 @@ SCENARIOS: dict[str, Callable[[Scope], Results]] = {
         weights_and_clipping,
         accumulation,
         sparse_gradients,
+        sparse_gradients_of_uneven_steps,
         synchronized_statistics,
+        masked_statistics,
         statistics,
         custom_train_step,
         handwritten_losses,
