@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 
 import keras
 import numpy as np
@@ -29,9 +24,7 @@ from keras_turbo.data.service.address import DataServiceError, ServiceAddress
 from keras_turbo.data.service.batch_stream import BatchStream
 from keras_turbo.data.service.job import NothingArrivedError
 from tests.data.epochs import batches_of, bytes_of
-
-PROJECT = Path(__file__).parents[2]
-START_SECONDS = 200
+from tests.data.service_processes import free_port, running_service
 
 ROWS = np.arange(101 * 3, dtype="float32").reshape(101, 3)
 LABELS = np.arange(101)
@@ -48,62 +41,10 @@ def doubled_until_large(x, y):
     return x, y
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return probe.getsockname()[1]
-
-
-@dataclasses.dataclass
-class Service:
-    """A dispatcher and two workers on loopback."""
-
-    address: str
-    dispatcher: subprocess.Popen
-    workers: list[subprocess.Popen]
-    said: list[str]
-
-
-def start(*arguments: str) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, "-m", "keras_turbo", "data-service", *arguments],
-        # Another folder than this process', as on another machine.
-        cwd="/",
-        env=os.environ | {"PYTHONPATH": str(PROJECT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-
-
-def first_line(process: subprocess.Popen) -> str:
-    """What a part says once it listens."""
-    timer = threading.Timer(START_SECONDS, process.kill)
-    timer.start()
-    try:
-        return process.stdout.readline().strip()
-    finally:
-        timer.cancel()
-        timer.join()
-
-
 @pytest.fixture(scope="module")
 def service(tmp_path_factory):
-    port = free_port()
-    address = f"grpc://localhost:{port}"
-    folder = tmp_path_factory.mktemp("dispatcher")
-    # All at once: workers wait for their dispatcher.
-    dispatcher = start("dispatcher", "--port", str(port), "--work-dir", str(folder / "state"))
-    workers = [start("worker", "--dispatcher", address) for _ in range(2)]
-    processes = [dispatcher, *workers]
-    try:
-        yield Service(address, dispatcher, workers, [first_line(process) for process in processes])
-    finally:
-        for process in processes:
-            process.kill()
-        for process in processes:
-            process.wait()
-            process.stdout.close()
+    with running_service(tmp_path_factory.mktemp("dispatcher")) as running:
+        yield running
 
 
 def test_the_parts_say_where_they_listen(service):
