@@ -69,7 +69,7 @@ def _summed(strategy: tf.distribute.Strategy, gradient: Any, choice: tf.Tensor) 
 
 
 def _padded(gradient: tf.IndexedSlices, size: int) -> tf.IndexedSlices:
-    missing = size - tf.shape(gradient.indices)[0]
+    missing: Any = size - tf.shape(gradient.indices)[0]
     indices = tf.pad(gradient.indices, [[0, missing]], constant_values=_PADDING)
     values = tf.pad(gradient.values, [[0, missing], *[[0, 0]] * (gradient.values.shape.rank - 1)])
     return tf.IndexedSlices(
