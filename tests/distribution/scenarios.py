@@ -460,6 +460,36 @@ def accumulated_float16(scope: Scope) -> Results:
     return scaling_of(model, optimizer)
 
 
+class CompiledBlock(layers.Layer):
+    """Two dense layers whose forward and backward pass are XLA programs of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = layers.Dense(16, activation="gelu")
+        self.second = layers.Dense(8)
+
+    def build(self, input_shape: Any) -> None:
+        self.first.build(input_shape)
+        self.second.build((None, 16))
+
+    @tf.function(jit_compile=True, autograph=False)
+    def compiled(self, inputs: Any) -> Any:
+        return self.second(self.first(inputs))
+
+    def call(self, inputs: Any) -> Any:
+        return self.compiled(inputs)
+
+
+def compiled_block(scope: Scope) -> Results:
+    """XLA within a replica: what exchanges values is outside of it."""
+    with scope():
+        model = keras.Sequential([keras.Input((8,)), CompiledBlock(), layers.Dense(3)])
+        model.compile(keras.optimizers.Adam(0.01), CROSSENTROPY(), steps_per_execution=2, jit_compile=False)
+    x, y = samples()
+    history = model.fit(batches(x, y), epochs=2, verbose=0)
+    return results_of(model, history, predicted=model.predict(batches(x), verbose=0))
+
+
 def batch_methods(scope: Scope) -> Results:
     """What trains on one batch at a time: each replica is given all of it."""
     with scope():
@@ -489,6 +519,7 @@ SCENARIOS: dict[str, Callable[[Scope], Results]] = {
         reported_cases,
         float16,
         accumulated_float16,
+        compiled_block,
         batch_methods,
     )
 }
