@@ -99,7 +99,7 @@ def trained(replicas: int, compression: Any, seed: int, epochs: int) -> tuple[fl
     """Loss of the last epoch, and accuracy on what was held out."""
     images, labels = digits()
     devices = [f"CPU:{index}" for index in range(replicas)]
-    with keras_turbo.distribute(strategies.mirrored(devices), gradient_compression=compression):
+    with keras_turbo.distribute(tf.distribute.MirroredStrategy(devices), gradient_compression=compression):
         model = model_of(seed)
         train = keras_turbo.FastDataset(
             images[HELD_OUT:], labels[HELD_OUT:], batch_size=ROWS_OF_A_REPLICA * replicas, shuffle=True, seed=seed
