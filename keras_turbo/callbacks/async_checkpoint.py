@@ -81,8 +81,10 @@ class AsyncCheckpoint(keras.callbacks.Callback):
         max_shard_mb: size above which weights are split, in the format of `model.save_weights(max_shard_size=...)`.
             Default: 2,000.
         num_shards: workers that save one checkpoint together, each a part, into a directory that all of them see.
-            Default: those that train the model together (see `distribute()`), 1 without. With more than one, a signal
-            is heeded at the next save that is due, and `save_freq` can't be a time.
+            Default: those that train the model together (see `distribute()`), 1 without. These agree, about once a
+            second, at which step to save by the chief's clock, and to leave after a signal to any of them. Where
+            `num_shards` is given without such a strategy, a signal is heeded at the next save that is due, and
+            `save_freq` can't be a time.
         index: which of them this is, from 0. Default: as the strategy counts.
 
     Raises:

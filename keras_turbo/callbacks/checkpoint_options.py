@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from typing import Any, Literal
 
@@ -73,11 +74,14 @@ class CheckpointOptions:
         Args:
             index: of this worker.
             number: how many train together.
-
-        Raises:
-            ValueError: an option that can't be with several workers.
         """
-        return self if self.num_shards is not None else dataclasses.replace(self, num_shards=number, index=index)
+        if self.num_shards is not None:
+            return self
+        options = copy.copy(self)
+        # Not as if somebody had given it: these workers have a strategy, by which they can agree when to save.
+        object.__setattr__(options, "num_shards", number)
+        object.__setattr__(options, "index", index)
+        return options
 
     def _check_workers(self) -> None:
         if self.num_shards is None and self.index is None:
@@ -111,7 +115,8 @@ class CheckpointOptions:
         if self.shard[0] > 1 and schedule.seconds is not None:
             raise ValueError(
                 f"Several workers must save at the same steps, and their clocks don't agree. Received: save_freq="
-                f'{self.save_freq!r} with num_shards={self.num_shards}. Give a number of steps, or "epoch".'
+                f'{self.save_freq!r} with num_shards={self.num_shards}. Give a number of steps, or "epoch"; or leave '
+                "num_shards and index out under keras_turbo.distribute(), by which workers agree."
             )
 
 

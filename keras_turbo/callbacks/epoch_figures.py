@@ -6,6 +6,10 @@ from keras_turbo.callbacks.fit_times import EpochTimes
 from keras_turbo.callbacks.hardware_figures import HardwareFigures
 from keras_turbo.callbacks.verdict import StepFigures
 
+# The callback that distribute() gives to a fit on several workers. All its time is waiting for the slowest of them. By
+# name, since Keras may have a backend without it.
+_WAITS_FOR_WORKERS = "SameOnAllWorkers"
+
 
 def steps_in(times: EpochTimes, steps_per_execution: int) -> int:
     """How many batches the executions had, counted where batches are; else as many as they could hold."""
@@ -49,16 +53,18 @@ def step_figures(
         rest = total - (wait or 0.0) - callback_seconds - saving_seconds
         # On a machine that has other work to do, the empty executions may have been slower than the steps.
         dispatch = max(0.0, min(rest, in_python + times.executions * empty_execution_seconds))
+    workers_wait = times.callback_seconds.get(_WAITS_FOR_WORKERS, 0.0)
     steps_each = steps if times.executions == 1 else steps_per_execution
     return StepFigures(
         step_ms=total * per_step_ms,
         step_ms_median=None if times.median_seconds is None else 1000.0 * times.median_seconds / steps_each,
         step_ms_p95=None if times.p95_seconds is None else 1000.0 * times.p95_seconds / steps_each,
         input_wait_ms=None if wait is None else wait * per_step_ms,
-        callbacks_ms={name: seconds * per_step_ms for name, seconds in times.callback_seconds.items()},
-        epoch_hooks_ms={name: seconds * per_step_ms for name, seconds in times.epoch_hook_seconds.items()},
+        callbacks_ms=_of_callbacks(times.callback_seconds, per_step_ms),
+        epoch_hooks_ms=_of_callbacks(times.epoch_hook_seconds, per_step_ms),
         checkpoint_ms=saving_seconds * per_step_ms,
         checkpoint_names=tuple(times.saving_seconds),
+        workers_wait_ms=workers_wait * per_step_ms,
         dispatch_ms=None if dispatch is None else dispatch * per_step_ms,
         steps_per_execution=steps_per_execution,
         utilization_percent=sum(utilizations) / len(utilizations) if utilizations else None,
@@ -70,6 +76,10 @@ def step_figures(
         why_no_input_wait=why_no_input_wait,
         backend=backend,
     )
+
+
+def _of_callbacks(seconds_by_name: dict[str, float], per_step_ms: float) -> dict[str, float]:
+    return {name: value * per_step_ms for name, value in seconds_by_name.items() if name != _WAITS_FOR_WORKERS}
 
 
 def total_seconds(times: EpochTimes) -> float:

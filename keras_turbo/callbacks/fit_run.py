@@ -14,12 +14,14 @@ import numpy as np
 import tensorflow as tf
 
 from keras_turbo.callbacks.abandoned_runs import abandoning, note_begin, note_end
+from keras_turbo.callbacks.agreed_moments import AgreedMoments
 from keras_turbo.callbacks.background_saver import BackgroundSaver, CheckpointSaveError
 from keras_turbo.callbacks.before_others import BeforeOthers
 from keras_turbo.callbacks.callback_list import is_in_use
 from keras_turbo.callbacks.checkpoint_options import CheckpointOptions
 from keras_turbo.callbacks.data_position import DataPosition
 from keras_turbo.callbacks.expected_metrics import ExpectedMetrics
+from keras_turbo.callbacks.figures_over_workers import worker_of_model
 from keras_turbo.callbacks.fit_call import FitCall
 from keras_turbo.callbacks.fit_description import PROGRESS, FitDescription, FitProgress
 from keras_turbo.callbacks.monitored_metric import MonitoredMetric
@@ -66,6 +68,10 @@ class FitRun:
         self._call = call
         self._steps_in_epoch = steps
         self._schedule = SaveSchedule(options.save_freq)
+        index, workers = worker_of_model(model)
+        # Where they save together, each a part, all of them have this callback.
+        saves_together = workers > 1 and options.shard[0] > 1
+        self._moments = AgreedMoments(model.distribute_strategy, is_chief=index == 0) if saves_together else None
         self._position = DataPosition(call, steps)
         self._description = FitDescription(options, metric, model, call, steps, self._position)
         self._expected = ExpectedMetrics(metric, self._description.template)
@@ -288,18 +294,24 @@ class FitRun:
             return
         self.raise_error()
         is_due = self._schedule.is_due(self._steps_of_execution, self._step)
+        leaves = self.preemption_asked
+        if self._moments is not None:
+            agreed = self._moments.after_execution(asked_to_leave=leaves, is_due=is_due)
+            leaves = agreed.leave
+            if self._schedule.seconds is not None:
+                is_due = agreed.save
         judged = is_due and self._metric is not None and not self._metric.name.startswith("val_")
         is_better = judged and self._metric is not None and self._metric.judge(logs)
         saves = is_due and (is_better or not self._options.save_best_only)
-        if self.preemption_asked and (saves or not self._waits_for_others):
+        if leaves and (saves or not self._waits_for_others):
             self._leave(logs, in_epoch=True, judged=judged)
         if saves:
             self._save(logs, in_epoch=True, judged=judged)
 
     @property
     def _waits_for_others(self) -> bool:
-        """Whether a signal is heeded at the next save: workers can't agree when it came, but do agree when to save."""
-        return self._options.shard[0] > 1
+        """Whether a signal is heeded at the next save: who trains without a strategy can't agree on an earlier step."""
+        return self._options.shard[0] > 1 and self._moments is None
 
     def before_validation(self) -> None:
         """Before validation, which begins with a reset of the metrics: a save during it must have those of training."""
@@ -314,7 +326,12 @@ class FitRun:
         Raises:
             SystemExit: preemption was asked for, and the checkpoint is on disk.
         """
-        if self.preemption_asked and not self._waits_for_others and self._before_validation is not None:
+        if self._before_validation is None or self._waits_for_others:
+            return
+        leaves = self.preemption_asked
+        if self._moments is not None:
+            leaves = self._moments.after_execution(asked_to_leave=leaves, is_due=False).leave
+        if leaves:
             self._leave({}, in_epoch=True, judged=False)
 
     def add_progress(self, logs: dict[str, Any]) -> None:
@@ -344,8 +361,13 @@ class FitRun:
             is_due = is_better
         else:
             is_due = self._schedule.is_every_epoch or is_better or (is_last and is_new)
-        if is_due and self.preemption_asked and self._waits_for_others and not is_last:
-            self._leave(logs, in_epoch=False, judged=True)
+        if not is_last:
+            if self._moments is not None:
+                leaves = self._moments.at_once(asked_to_leave=self.preemption_asked).leave
+            else:
+                leaves = self.preemption_asked and self._waits_for_others and is_due
+            if leaves:
+                self._leave(logs, in_epoch=False, judged=True)
         if is_due:
             if is_last:
                 # There is no later one, so that this one is not skipped.
@@ -392,6 +414,9 @@ class FitRun:
         self._saver.wait()
         self._save(logs, in_epoch=in_epoch, judged=judged)
         self._saver.wait()
+        if self._moments is not None:
+            # So that none of them is missed by the others while these still write.
+            self._moments.at_once(asked_to_leave=True)
         previous = self._signals.previous_handler()
         self._end()
         self.raise_error()

@@ -12,6 +12,7 @@ Kind = Literal[
     "dispatch-bound",
     "callback-bound",
     "checkpoint-stalls",
+    "waiting-for-workers",
     "throttled",
     "gpu-lagging",
     "compute-bound",
@@ -47,6 +48,7 @@ class StepFigures:
         epoch_hooks_ms: of that, in the hooks around an epoch.
         checkpoint_ms: in the hooks of callbacks that save.
         checkpoint_names: names of their classes.
+        workers_wait_ms: waiting for other workers to end an epoch, under `distribute()`.
         dispatch_ms: what an execution costs before and after it computes: Python, the call of the train function, the
             logs. None where it could not be told from the computation; with a GPU's utilization it is then what is left
             of the time in which the GPU did nothing.
@@ -72,6 +74,7 @@ class StepFigures:
     epoch_hooks_ms: Mapping[str, float] = dataclasses.field(default_factory=dict)
     checkpoint_ms: float = 0.0
     checkpoint_names: tuple[str, ...] = ()
+    workers_wait_ms: float = 0.0
     dispatch_ms: float | None = None
     steps_per_execution: int = 1
     utilization_percent: float | None = None
@@ -89,6 +92,7 @@ class StepFigures:
             "input_wait_ms": self.input_wait_ms,
             "dispatch_ms": self.dispatch_ms,
             "checkpoint_ms": self.checkpoint_ms,
+            "workers_wait_ms": self.workers_wait_ms,
             **{f"callbacks_ms[{name!r}]": value for name, value in self.callbacks_ms.items()},
         }
         for name, value in times.items():
@@ -103,19 +107,22 @@ class StepFigures:
         return max(self.callbacks_ms, key=lambda name: self.callbacks_ms[name], default=None)
 
     def shares_percent(self) -> dict[str, float]:
-        """The share of a step's time that each cause takes: "input", "dispatch", "callbacks", "checkpoints".
+        """The share of a step's time that each cause takes: "input", "dispatch", "callbacks", "checkpoints", "workers".
 
         A cause that is not known is not there. What is missing to 100 is computation, and what is not known.
         """
         callbacks_ms = sum(self.callbacks_ms.values())
         shares = {"callbacks": callbacks_ms, "checkpoints": self.checkpoint_ms}
+        if self.workers_wait_ms:
+            shares["workers"] = self.workers_wait_ms
         if self.input_wait_ms is not None:
             shares["input"] = self.input_wait_ms
         if self.dispatch_ms is not None:
             shares["dispatch"] = self.dispatch_ms
         elif self.utilization_percent is not None and self.input_wait_ms is not None:
             idle_ms = self.step_ms * (1 - self.utilization_percent / 100)
-            shares["dispatch"] = max(0.0, idle_ms - self.input_wait_ms - callbacks_ms - self.checkpoint_ms)
+            others_ms = callbacks_ms + self.checkpoint_ms + self.workers_wait_ms
+            shares["dispatch"] = max(0.0, idle_ms - self.input_wait_ms - others_ms)
         return {name: min(100.0, 100 * value / self.step_ms) for name, value in shares.items()}
 
     @property
@@ -310,9 +317,22 @@ def _checkpoint_stalls(figures: StepFigures, share: float) -> Verdict:
     return Verdict("checkpoint-stalls", share, text, remedy, is_warning=True)
 
 
+def _waiting_for_workers(figures: StepFigures, share: float) -> Verdict:
+    text = (
+        f"at the ends of epochs this worker waits for the others: {figures.workers_wait_ms:.3g} of a step's "
+        f"{figures.step_ms:.3g} ms ({share:.0f} %)."
+    )
+    remedy = (
+        "The chief's logs have workers_min_ and workers_max_ of each figure: the slowest worker has a slower input, "
+        "another GPU or other work to do. In longer epochs all wait less often: train.repeat() with steps_per_epoch."
+    )
+    return Verdict("waiting-for-workers", share, text, remedy, is_warning=True)
+
+
 _VERDICTS = {
     "input": _input_bound,
     "dispatch": _dispatch_bound,
     "callbacks": _callback_bound,
     "checkpoints": _checkpoint_stalls,
+    "workers": _waiting_for_workers,
 }

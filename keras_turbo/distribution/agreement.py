@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,9 @@ import tensorflow as tf
 
 # Messages are of one size, so that one exchange is enough. Descriptions of datasets take about 300 bytes.
 _MESSAGE_BYTES = 2048
-# Where a strategy keeps the function that exchanges them.
+# Where a strategy keeps the functions that exchange them.
 _EXCHANGE = "_keras_turbo_exchange"
+_SUM = "_keras_turbo_sum"
 
 
 def num_workers(strategy: tf.distribute.Strategy) -> int:
@@ -39,6 +41,29 @@ def gathered(strategy: tf.distribute.Strategy, message: Any) -> list[Any]:
     rows = np.asarray(everything).reshape(strategy.num_replicas_in_sync, _MESSAGE_BYTES).astype(np.uint8)
     replicas_per_worker = strategy.num_replicas_in_sync // num_workers(strategy)
     return [json.loads(row.tobytes().rstrip(b"\0")) for row in rows[::replicas_per_worker]]
+
+
+def summed(strategy: tf.distribute.Strategy, numbers: Sequence[float]) -> list[float]:
+    """The sums of some numbers over workers, in float32. All of them must call it, in the same order as other calls.
+
+    Args:
+        strategy: that of the workers.
+        numbers: equally many on all, and always as many.
+    """
+    replicas_per_worker = strategy.num_replicas_in_sync // num_workers(strategy)
+    total = np.asarray(_sum_of(strategy)(tf.constant(numbers, tf.float32)))
+    return (total / replicas_per_worker).tolist()
+
+
+def _sum_of(strategy: tf.distribute.Strategy) -> Any:
+    if not hasattr(strategy, _SUM):
+
+        @tf.function(autograph=False)
+        def summed_up(mine: tf.Tensor) -> tf.Tensor:
+            return strategy.reduce(tf.distribute.ReduceOp.SUM, strategy.run(tf.identity, args=(mine,)), axis=None)
+
+        setattr(strategy, _SUM, summed_up)
+    return getattr(strategy, _SUM)
 
 
 def _exchange_of(strategy: tf.distribute.Strategy) -> Any:

@@ -1,4 +1,4 @@
-"""The moving averages of BatchNormalization, equal on all replicas and workers."""
+"""The statistics of BatchNormalization over all replicas and workers."""
 
 from __future__ import annotations
 
@@ -33,6 +33,31 @@ def average_batch_statistics(model: keras.Model, step: ReplicaStep) -> None:
     )
     for variable, part in zip(variables, tf.split(together, sizes), strict=True):
         variable.assign(tf.cast(tf.reshape(part, variable.shape), variable.dtype))
+
+
+def masked_moments(layer: keras.layers.BatchNormalization, x: tf.Tensor, mask: Any, step: ReplicaStep) -> Any:
+    """Mean and variance of what a mask lets through, over all replicas; Keras takes those of each replica.
+
+    In two exchanges, for the variance as one device has it: a mean of squared differences from the mean.
+
+    Args:
+        layer: with `synchronized=True`.
+        x: this replica's rows, in float32.
+        mask: of one dimension less than x.
+        step: of this replica.
+    """
+    axes = keras_internals.private(layer, "_reduction_axes")
+    weights = tf.broadcast_to(tf.cast(mask, x.dtype)[..., None], tf.shape(x))
+
+    def sums(*values: tf.Tensor) -> tf.Tensor:
+        parts = tf.stack([tf.reduce_sum(tf.math.multiply_no_nan(one, weights), axes, keepdims=True) for one in values])
+        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, step.of_rows(parts))
+
+    total, count = tf.unstack(sums(x, tf.ones_like(x)))
+    count += keras.config.epsilon()
+    mean = total / count
+    (squares,) = tf.unstack(sums(tf.square(x - mean)))
+    return tf.squeeze(mean), tf.squeeze(squares / count)
 
 
 def _layers_with_statistics(model: keras.Model) -> Iterator[Any]:

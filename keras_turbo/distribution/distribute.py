@@ -64,6 +64,8 @@ class Distribution(contextlib.AbstractContextManager["tf.distribute.Strategy"]):
 
     def _made(self) -> tf.distribute.Strategy:
         if isinstance(self._given, tf.distribute.Strategy):
+            if is_ours(self._given):
+                self._require_those_of(self._given, "This strategy has its settings already")
             strategy, source = adapted(self._given, self._communication), "given"
         elif self._given == "auto" and tf.distribute.has_strategy():
             # Inside of another distribute(), it is that one.
@@ -83,13 +85,17 @@ class Distribution(contextlib.AbstractContextManager["tf.distribute.Strategy"]):
         return strategy
 
     def _first_of_workers(self) -> tf.distribute.Strategy:
-        first = communication_of(_of_workers[0])
+        self._require_those_of(_of_workers[0], "TensorFlow connects workers once in a process")
+        return _of_workers[0]
+
+    def _require_those_of(self, strategy: tf.distribute.Strategy, reason: str) -> None:
+        first = communication_of(strategy)
         if self._communication not in (first, Communication(timeout_seconds=TIMEOUT_SECONDS)):
             raise ValueError(
-                "TensorFlow connects workers once in a process, so that all models of it communicate alike. Received: "
-                f"{self._communication}; the first distribute() had {first}. Give it all settings."
+                f"{reason}, so that all models of it communicate alike. Received: {self._communication}; the first "
+                f"distribute() had {first}. Give it all settings."
             )
-        return _of_workers[0]
+        self._communication = first
 
 
 def _tell(strategy: tf.distribute.Strategy, source: str, communication: Communication) -> None:

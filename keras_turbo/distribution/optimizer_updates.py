@@ -67,7 +67,7 @@ def apply_over_replicas(
     accumulates = bool(updated.gradient_accumulation_steps)
     scales_loss = updated is not optimizer
     if not accumulates:
-        gradients = reduce_gradients(gradients, variables)
+        gradients = reduce_gradients(gradients, one_of_several=step.one_of_several)
     if not accumulates and not scales_loss:
         with _told(Phase.UPDATE):
             own_apply(optimizer, gradients, variables)
@@ -153,7 +153,8 @@ def apply_accumulating(phase: Phase, optimizer: Any, gradients: list[Any], varia
             (tf.convert_to_tensor(gradient) + kept) / steps
             for gradient, kept in zip(gradients, accumulators, strict=True)
         ]
-        keras_internals.update(optimizer, reduce_gradients(means, variables), variables)
+        # Dense, and so of one size in all steps.
+        keras_internals.update(optimizer, reduce_gradients(means, one_of_several=False), variables)
         for accumulator in accumulators:
             accumulator.assign(tf.zeros_like(accumulator))
     keras_internals.update_averages(optimizer)

@@ -27,10 +27,20 @@ class ReplicaStep:
         global_rows: of all replicas.
         replicas: how many.
         may_be_empty: whether this replica may have no rows, and one of padding then (see `padding.py`).
+        one_of_several: whether an execution has more steps than this one.
     """
 
-    def __init__(self, rows: tf.Tensor, global_rows: tf.Tensor, replicas: int, *, may_be_empty: bool = False) -> None:
+    def __init__(
+        self,
+        rows: tf.Tensor,
+        global_rows: tf.Tensor,
+        replicas: int,
+        *,
+        may_be_empty: bool = False,
+        one_of_several: bool = False,
+    ) -> None:
         self.may_be_empty = may_be_empty
+        self.one_of_several = one_of_several
         self.is_empty = tf.equal(rows, 0)
         self.rows = tf.cast(rows, tf.float32)
         self.global_rows = tf.cast(global_rows, tf.float32)
@@ -60,10 +70,6 @@ class ReplicaStep:
 
     def part_of_gradient(self, gradient: Any, optimizer: Any) -> Any:
         """This replica's part of the mean gradient; the parts of all replicas add up to it."""
-        if self.may_be_empty and isinstance(gradient, tf.IndexedSlices):
-            # None of padding: TensorFlow fails where parts of equal length have another one later in an execution.
-            count = tf.where(self.is_empty, 0, tf.shape(gradient.indices)[0])
-            gradient = tf.IndexedSlices(gradient.values[:count], gradient.indices[:count], gradient.dense_shape)
         return self.of_rows(gradient) if self.has_part_of(optimizer) else multiply_no_nan(gradient, self.share)
 
     def reduced_loss(self, values: tf.Tensor, sample_weight: Any, reduction: str | None) -> tf.Tensor:

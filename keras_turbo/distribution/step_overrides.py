@@ -17,6 +17,7 @@ from keras.src.backend.tensorflow import nn as nn_module  # Keras has no public 
 from keras.src.losses import loss as loss_module
 
 from keras_turbo.distribution import keras_internals
+from keras_turbo.distribution.batch_statistics import masked_moments
 from keras_turbo.distribution.optimizer_updates import (
     Phase,
     apply_accumulating,
@@ -63,6 +64,7 @@ def _stand_ins(model: keras.Model) -> Iterator[tuple[Any, str, StandIn]]:
                 yield layer, "activity_regularizer", _regularize_activity
     yield keras.metrics.Mean, "update_state", _mean_of_numbers
     yield nn_module, "_compute_moments_sync", _moments_of_rows
+    yield keras.layers.BatchNormalization, "_moments", _masked_moments
     for metric in keras_internals.metrics_of(model):
         yield metric, "update_state", functools.partial(_update_by_rows, metric)
 
@@ -204,6 +206,16 @@ def _moments_of_rows(own: Callable[..., Any]) -> Callable[..., Any]:
         return own(x if step is None or not step.may_be_empty else without_padding(x, step.is_empty), axes, keepdims)
 
     return compute_moments_sync
+
+
+def _masked_moments(own: Callable[..., Any]) -> Callable[..., Any]:
+    def moments(self: Any, inputs: Any, mask: Any) -> Any:
+        step = current_step()
+        if step is None or mask is None or not self.synchronized:
+            return own(self, inputs, mask)
+        return masked_moments(self, inputs, mask, step)
+
+    return moments
 
 
 def _scale_loss_for_gradients(own: Callable[..., Any]) -> Callable[..., Any]:

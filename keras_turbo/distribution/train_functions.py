@@ -140,7 +140,10 @@ class StepFunction:
         def on_replica(data: Any, global_rows: tf.Tensor) -> Any:
             replicas = self._strategy.num_replicas_in_sync
             may_be_empty = replicas > 1 and padding.may_be_empty(data)
-            with entered(ReplicaStep(number_of_rows(data), global_rows, replicas, may_be_empty=may_be_empty)) as step:
+            rows = number_of_rows(data)
+            with entered(
+                ReplicaStep(rows, global_rows, replicas, may_be_empty=may_be_empty, one_of_several=self._steps > 1)
+            ) as step:
                 outputs = self._step(padding.padded(data) if may_be_empty else data)
                 if self._is_training:
                     average_batch_statistics(self._model, step)

@@ -34,12 +34,7 @@ def inner_that(inner: Any, update: Callable[..., None] | None) -> Iterator[None]
     ways: dict[str, Any] = {"_all_reduce_sum_gradients": list}
     if update is not None:
         # Keras asks the condition of accumulation inside the replica, where it can't be.
-        ways |= {
-            "_backend_apply_gradients": functools.partial(
-                update, inner, inner._backend_apply_gradients, inner.gradient_accumulation_steps
-            ),
-            "gradient_accumulation_steps": None,
-        }
+        ways["_backend_apply_gradients"] = functools.partial(update, inner)
     kept = {name: inner.__dict__[name] for name in ways if name in inner.__dict__}
     inner.__dict__.update(ways)
     try:
@@ -50,30 +45,26 @@ def inner_that(inner: Any, update: Callable[..., None] | None) -> Iterator[None]
         inner.__dict__.update(kept)
 
 
-def with_accumulated(
-    inner: Any, apply: Callable[..., None], steps: int, grads: list[Any], variables: list[Any]
-) -> None:
-    """Updates with the mean of these gradients and those kept before.
+def with_accumulated(inner: Any, grads: list[Any], variables: list[Any]) -> None:
+    """Updates with the mean of these gradients and those kept before, as Keras does in the last micro-batch of a step.
 
     Args:
-        inner: the optimizer.
-        apply: its own way to update.
-        steps: micro-batches in a step.
+        inner: the optimizer, which counts steps of several micro-batches: Adam corrects its bias by their number.
         grads: of the last micro-batch.
         variables: theirs.
     """
-    accumulators = _accumulators(inner, variables)
-    mean = [(one + kept.value) / steps for one, kept in zip(grads, accumulators, strict=True)]
-    apply(mean, variables)
+    steps = inner.gradient_accumulation_steps
+    mean = [(one + kept.value) / steps for one, kept in zip(grads, _accumulators(inner, variables), strict=True)]
+    mean = inner._clip_gradients(mean)
+    inner._apply_weight_decay(variables)
+    inner._backend_update_step(mean, variables, inner.learning_rate)
 
 
-def accumulate_gradients(inner: Any, _: Any, __: int, grads: list[Any], variables: list[Any]) -> None:
+def accumulate_gradients(inner: Any, grads: list[Any], variables: list[Any]) -> None:
     """Keeps gradients, and updates nothing.
 
     Args:
         inner: the optimizer.
-        _: its own way to update.
-        __: micro-batches in a step.
         grads: of a micro-batch.
         variables: theirs.
     """

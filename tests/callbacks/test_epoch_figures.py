@@ -1,9 +1,13 @@
+import dataclasses
+
 import pytest
 
 from keras_turbo.callbacks.epoch_figures import figures_for_logs, step_figures
 from keras_turbo.callbacks.fit_times import EpochTimes
 from keras_turbo.callbacks.hardware_figures import HardwareFigures
+from keras_turbo.callbacks.verdict import judge
 from keras_turbo.data.input_wait import Waits
+from keras_turbo.distribution.same_on_all_workers import SameOnAllWorkers
 
 
 def times_with(waited_seconds):
@@ -30,3 +34,15 @@ def test_a_clock_that_is_set_anew_ends_no_training(waited_seconds, wait_ms):
     assert figures.step_ms == pytest.approx(100.0)
     assert figures.input_wait_ms == pytest.approx(wait_ms)
     assert figures_for_logs(times, figures)["input_wait_percent"] == pytest.approx(wait_ms)
+
+
+def test_waiting_for_other_workers_is_not_a_slow_callback():
+    """Of 1.5 s, 0.5 s are waited at the epoch's end in the callback that distribute() adds."""
+    waits = {"SameOnAllWorkers": 0.5, "Mine": 0.01}
+    times = dataclasses.replace(times_with(0.0), callback_seconds=waits, epoch_hook_seconds=waits)
+    figures = step_figures(times, HardwareFigures(), steps_per_execution=1, empty_execution_seconds=0.001)
+    assert figures.workers_wait_ms == pytest.approx(50.0)
+    assert figures.callbacks_ms == figures.epoch_hooks_ms == {"Mine": pytest.approx(1.0)}
+    assert judge(figures, warn_below=100).kind == "waiting-for-workers"
+    # Its name is that of the class: a rename must be one here, too.
+    assert SameOnAllWorkers.__name__ in waits

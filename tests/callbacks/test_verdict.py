@@ -20,6 +20,12 @@ def figures(**changes):
         ({"dispatch_ms": 6.0}, "dispatch-bound", 60),
         ({"callbacks_ms": {"A": 1.0, "B": 6.0}}, "callback-bound", 70),
         ({"checkpoint_ms": 5.0, "checkpoint_names": ("ModelCheckpoint",)}, "checkpoint-stalls", 50),
+        ({"workers_wait_ms": 5.0}, "waiting-for-workers", 50),
+        (
+            {"dispatch_ms": None, "utilization_percent": 40.0, "input_wait_ms": 1.0, "workers_wait_ms": 4.0},
+            "waiting-for-workers",
+            40,
+        ),
         # The largest of several.
         ({"input_wait_ms": 3.0, "dispatch_ms": 4.0}, "dispatch-bound", 40),
         # None of them is the cause.

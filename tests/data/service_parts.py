@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -12,6 +14,22 @@ from pathlib import Path
 
 _PROJECT = Path(__file__).parents[2]
 _START_SECONDS = 200
+
+
+@dataclasses.dataclass
+class Service:
+    """A dispatcher and its workers on loopback."""
+
+    address: str
+    dispatcher: subprocess.Popen
+    workers: list[subprocess.Popen]
+    said: list[str]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return probe.getsockname()[1]
 
 
 @contextlib.contextmanager
@@ -45,3 +63,22 @@ def first_line(process: subprocess.Popen) -> str:
     finally:
         timer.cancel()
         timer.join()
+
+
+@contextlib.contextmanager
+def running_service(folder: Path, workers: int = 2) -> Iterator[Service]:
+    """A context in which a dispatcher and its workers run.
+
+    Args:
+        folder: for the dispatcher's state.
+        workers: how many.
+    """
+    port = free_port()
+    address = f"grpc://localhost:{port}"
+    with contextlib.ExitStack() as stack:
+        # All at once: workers wait for their dispatcher.
+        dispatcher = stack.enter_context(
+            start_part("dispatcher", "--port", str(port), "--work-dir", str(folder / "state"))
+        )
+        parts = [stack.enter_context(start_part("worker", "--dispatcher", address)) for _ in range(workers)]
+        yield Service(address, dispatcher, parts, [first_line(part) for part in (dispatcher, *parts)])

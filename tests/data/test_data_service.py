@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import signal
 import socket
-import subprocess
 import threading
 import time
 
@@ -27,7 +24,7 @@ from keras_turbo.data.service.address import DataServiceError, ServiceAddress
 from keras_turbo.data.service.batch_stream import BatchStream
 from keras_turbo.data.service.job import NothingArrivedError
 from tests.data.epochs import batches_of, bytes_of
-from tests.data.service_parts import first_line, start_part
+from tests.data.service_parts import free_port, running_service
 
 ROWS = np.arange(101 * 3, dtype="float32").reshape(101, 3)
 LABELS = np.arange(101)
@@ -44,33 +41,10 @@ def doubled_until_large(x, y):
     return x, y
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return probe.getsockname()[1]
-
-
-@dataclasses.dataclass
-class Service:
-    """A dispatcher and two workers on loopback."""
-
-    address: str
-    dispatcher: subprocess.Popen
-    workers: list[subprocess.Popen]
-    said: list[str]
-
-
 @pytest.fixture(scope="module")
 def service(tmp_path_factory):
-    port = free_port()
-    address = f"grpc://localhost:{port}"
-    folder = tmp_path_factory.mktemp("dispatcher")
-    with contextlib.ExitStack() as stack:
-        # All at once: workers wait for their dispatcher.
-        dispatcher = start_part("dispatcher", "--port", str(port), "--work-dir", str(folder / "state"))
-        parts = [dispatcher, *(start_part("worker", "--dispatcher", address) for _ in range(2))]
-        processes = [stack.enter_context(part) for part in parts]
-        yield Service(address, processes[0], processes[1:], [first_line(process) for process in processes])
+    with running_service(tmp_path_factory.mktemp("dispatcher")) as running:
+        yield running
 
 
 def test_the_parts_say_where_they_listen(service):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import signal
 import time
@@ -123,10 +124,8 @@ def many_things(folder):
     model_alone.fit(data, epochs=1, callbacks=[keras.callbacks.CSVLogger(alone)], verbose=0)
     seen["alone"] = alone.exists()
 
-    # Errors that are found before anything is sent.
+    # An error that is found before anything is sent.
     seen["options"] = error_of(lambda: Distribution("auto", changed_options()).__enter__())
-    time_based = keras_turbo.AsyncCheckpoint(folder / "timed", save_freq="10s")
-    seen["timed"] = error_of(lambda: model.fit(data, callbacks=[time_based], verbose=0))
     return seen
 
 
@@ -134,6 +133,57 @@ def changed_options():
     from keras_turbo.distribution.communication import Communication
 
     return Communication(bytes_per_pack=1000)
+
+
+def save_by_the_clock_and_leave(folder, where):
+    """Saves by the clock, while worker 1 is slower; then a signal to worker 1 alone ends both, by SystemExit.
+
+    Args:
+        folder: for checkpoints and for what each worker says.
+        where: "training" or "validation", in which the signal comes.
+    """
+    folder = Path(folder)
+    with distribute() as strategy:
+        index, _ = worker_of(strategy)
+        x, y = rows()
+        data = tf.data.Dataset.from_tensor_slices((x, y)).batch(8).repeat()
+        model = small_model()
+
+    class Slower(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            time.sleep(0.01 * index)
+
+    timed = keras_turbo.AsyncCheckpoint(folder / "timed", save_freq="0.3s", max_to_keep=None)
+    model.fit(data, steps_per_epoch=150, callbacks=[Slower(), timed], verbose=0)
+
+    class SendsSignal(keras.callbacks.Callback):
+        def send(self, batch):
+            if index == 1 and batch == 20:
+                os.kill(os.getpid(), signal.SIGUSR1)
+
+        def on_train_batch_end(self, batch, logs=None):
+            if where == "training":
+                self.send(batch)
+
+        def on_test_batch_end(self, batch, logs=None):
+            if where == "validation":
+                self.send(batch)
+
+    steps = {"training": 10**6, "validation": 4}[where]
+    leaving = keras_turbo.AsyncCheckpoint(folder / "left", save_freq=10**6)
+    try:
+        model.fit(
+            data,
+            steps_per_epoch=steps,
+            epochs=3,
+            validation_data=data,
+            validation_steps=10**6,
+            callbacks=[SendsSignal(), leaving],
+            verbose=0,
+        )
+    finally:
+        said = {"left": leaving.last_checkpoint.name, "steps": int(model.optimizer.iterations.numpy())}
+        (folder / f"worker{index}.json").write_text(json.dumps(said), encoding="utf-8")
 
 
 def lose_a_worker(how):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 
 import ray
 import ray.train
@@ -36,12 +37,14 @@ def train(config):
 if __name__ == "__main__":
     names = ("PYTHONPATH", "TF_CPP_MIN_LOG_LEVEL", "KERAS_BACKEND", "KERAS_HOME")
     variables = {name: os.environ[name] for name in names if name in os.environ}
-    ray.init(num_cpus=2, include_dashboard=False, runtime_env={"env_vars": variables})
-    trainer = ray.train.tensorflow.TensorflowTrainer(
-        train,
-        train_loop_config={"folder": sys.argv[1]},
-        scaling_config=ray.train.ScalingConfig(num_workers=2),
-        run_config=ray.train.RunConfig(storage_path=os.path.join(sys.argv[1], "ray")),
-    )
-    trainer.fit()
-    ray.shutdown()
+    # Ray leaves its files behind. Not in the other folder: a socket's path has 107 characters at most.
+    with tempfile.TemporaryDirectory(prefix="ray_") as folder:
+        ray.init(num_cpus=2, include_dashboard=False, runtime_env={"env_vars": variables}, _temp_dir=folder)
+        trainer = ray.train.tensorflow.TensorflowTrainer(
+            train,
+            train_loop_config={"folder": sys.argv[1]},
+            scaling_config=ray.train.ScalingConfig(num_workers=2),
+            run_config=ray.train.RunConfig(storage_path=os.path.join(sys.argv[1], "ray")),
+        )
+        trainer.fit()
+        ray.shutdown()

@@ -133,6 +133,18 @@ def sparse_gradients(scope: Scope) -> Results:
     return results_of(model, history)
 
 
+def sparse_gradients_of_uneven_steps(scope: Scope) -> Results:
+    """Steps of 6, 6, 6 and 2 rows in an execution: both replicas have 3 rows in the first and 1 in the last."""
+    with scope():
+        model = keras.Sequential(
+            [keras.Input((3,), dtype="int32"), layers.Embedding(20, 4), layers.Flatten(), layers.Dense(3)]
+        )
+        model.compile(keras.optimizers.Adam(0.05, clipnorm=0.2), CROSSENTROPY(), steps_per_execution=4)
+    rng = np.random.default_rng(2)
+    history = model.fit(batches(rng.integers(0, 12, (20, 3)), samples(20)[1]), epochs=2, verbose=0)
+    return results_of(model, history)
+
+
 def synchronized_statistics(scope: Scope) -> Results:
     """BatchNormalization over all rows of the global batch, the last of which is uneven."""
     with scope():
@@ -142,6 +154,26 @@ def synchronized_statistics(scope: Scope) -> Results:
         model.compile(keras.optimizers.SGD(0.1), CROSSENTROPY())
     x, y = samples(27)
     history = model.fit(batches(x, y), epochs=2, verbose=0)
+    return results_of(model, history)
+
+
+def masked_statistics(scope: Scope) -> Results:
+    """BatchNormalization over what a mask lets through in the global batch: more in some rows than in others."""
+    with scope():
+        model = keras.Sequential(
+            [
+                keras.Input((5, 3)),
+                layers.Masking(),
+                layers.BatchNormalization(momentum=0.5, synchronized=True),
+                layers.GlobalAveragePooling1D(),
+                layers.Dense(3),
+            ]
+        )
+        model.compile(keras.optimizers.SGD(0.1), CROSSENTROPY())
+    rng = np.random.default_rng(6)
+    x = 0.3 + rng.normal(size=(13, 5, 3)) * np.linspace(0.1, 1, 13)[:, None, None]
+    x *= (np.arange(5) <= np.arange(13)[:, None] % 5)[..., None]
+    history = model.fit(batches(x.astype("float32"), samples(13)[1]), epochs=2, verbose=0)
     return results_of(model, history)
 
 
@@ -428,6 +460,36 @@ def accumulated_float16(scope: Scope) -> Results:
     return scaling_of(model, optimizer)
 
 
+class CompiledBlock(layers.Layer):
+    """Two dense layers whose forward and backward pass are XLA programs of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = layers.Dense(16, activation="gelu")
+        self.second = layers.Dense(8)
+
+    def build(self, input_shape: Any) -> None:
+        self.first.build(input_shape)
+        self.second.build((None, 16))
+
+    @tf.function(jit_compile=True, autograph=False)
+    def compiled(self, inputs: Any) -> Any:
+        return self.second(self.first(inputs))
+
+    def call(self, inputs: Any) -> Any:
+        return self.compiled(inputs)
+
+
+def compiled_block(scope: Scope) -> Results:
+    """XLA within a replica: what exchanges values is outside of it."""
+    with scope():
+        model = keras.Sequential([keras.Input((8,)), CompiledBlock(), layers.Dense(3)])
+        model.compile(keras.optimizers.Adam(0.01), CROSSENTROPY(), steps_per_execution=2, jit_compile=False)
+    x, y = samples()
+    history = model.fit(batches(x, y), epochs=2, verbose=0)
+    return results_of(model, history, predicted=model.predict(batches(x), verbose=0))
+
+
 def batch_methods(scope: Scope) -> Results:
     """What trains on one batch at a time: each replica is given all of it."""
     with scope():
@@ -445,7 +507,9 @@ SCENARIOS: dict[str, Callable[[Scope], Results]] = {
         weights_and_clipping,
         accumulation,
         sparse_gradients,
+        sparse_gradients_of_uneven_steps,
         synchronized_statistics,
+        masked_statistics,
         statistics,
         custom_train_step,
         handwritten_losses,
@@ -455,6 +519,7 @@ SCENARIOS: dict[str, Callable[[Scope], Results]] = {
         reported_cases,
         float16,
         accumulated_float16,
+        compiled_block,
         batch_methods,
     )
 }

@@ -108,6 +108,16 @@ class TestContext:
         with distribute(strategy) as again:
             assert again is strategy
 
+    def test_settings_of_a_strategy_that_has_some(self, two_cpu_strategy, capsys):
+        """They hold on, and others are refused in place of being passed over in silence."""
+        with distribute(two_cpu_strategy, gradient_compression="float16") as strategy:
+            pass
+        capsys.readouterr()
+        with distribute(strategy):
+            assert "gradients as float16" in capsys.readouterr().out
+        with pytest.raises(ValueError, match=r"has its settings already.* Received: auto, gradients as bfloat16"):
+            distribute(strategy, gradient_compression="bfloat16").__enter__()
+
     def test_a_strategy_of_one_device_is_taken(self):
         one = tf.distribute.OneDeviceStrategy("CPU:0")
         with distribute(one) as strategy:

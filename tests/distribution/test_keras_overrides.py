@@ -45,7 +45,11 @@ def what_can_be_overridden() -> dict[str, Any]:
     return {
         **vars(loss_module),
         "init": keras.Model.__init__,
-        **{f"{one.__name__}.{name}": value for one in optimizers for name, value in vars(one).items()},
+        **{
+            f"{one.__name__}.{name}": value
+            for one in (*optimizers, keras.layers.BatchNormalization)
+            for name, value in vars(one).items()
+        },
     }
 
 
@@ -242,6 +246,19 @@ def test_callbacks_of_this_package(strategy, tmp_path):
     model.fit(data, initial_epoch=2, epochs=3, verbose=0)
     for found, expected in zip(resumed.get_weights(), model.get_weights(), strict=True):
         np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_make_precision_safe_leaves_several_steps_to_models_that_can(strategy, set_dtype_policy, recwarn, moved):
+    set_dtype_policy("mixed_float16")
+    settings = {"steps_per_execution": 4, "jit_compile": False}
+    if moved:
+        plain = classifier(**settings)
+    with kt.distribute(strategy):
+        model = kt.distribute(plain) if moved else classifier(**settings)
+    kt.make_precision_safe(model, verbose=False)
+    assert model.steps_per_execution == 4
+    assert not [one for one in recwarn if "steps_per_execution" in str(one.message)]
 
 
 def test_validation_reads_its_data_once_an_epoch(strategy):

@@ -1,4 +1,4 @@
-"""Ray sets TF_CONFIG, and distribute() reads it. Where ray[train] is not installed, this is skipped."""
+"""Ray sets TF_CONFIG, and distribute() reads it. Where the extra `ray` is not installed, this is skipped."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROJECT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray[train] is not installed")
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="the extra `ray` is not installed")
 def test_two_workers_of_ray_train_as_one_device(tmp_path):
     environ = {**os.environ, "PYTHONPATH": str(PROJECT)}
     script = PROJECT / "tests" / "distribution" / "ray_script.py"

@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 
+from keras_turbo.checkpoint.listing import list_checkpoints
 from tests.distribution import cluster_scenarios
 from tests.distribution.workers import run_workers, started_workers
 
@@ -93,9 +94,27 @@ def test_models_of_one_device_are_left_alone(seen):
     assert all(one["alone"] for one in seen)
 
 
-def test_saves_by_the_clock_are_refused(seen):
-    for one in seen:
-        assert one["timed"].startswith("ValueError: Several workers must save at the same steps")
+@pytest.mark.parametrize("where", ["training", "validation"])
+def test_workers_agree_when_to_save_and_to_leave(tmp_path, where):
+    source = f"""
+from tests.distribution.cluster_scenarios import save_by_the_clock_and_leave
+save_by_the_clock_and_leave({str(tmp_path)!r}, {where!r})
+"""
+    with started_workers([sys.executable, "-c", source]) as workers:
+        for worker in workers:
+            # As one that is to be queued again.
+            assert worker.process.wait(180) == 143, worker.output()[-4000:]
+    chief, other = (json.loads((tmp_path / f"worker{index}.json").read_text()) for index in range(2))
+    assert chief == other
+    if where == "validation":
+        assert chief["steps"] == 154
+    timed, left = (list_checkpoints(str(tmp_path / name), checksums=True) for name in ("timed", "left"))
+    # At the end of the epoch, and before by the clock.
+    assert len(timed) >= 3
+    assert [one.name for one in left] == [chief["left"]] == [f"step-{chief['steps']:08d}"]
+    for one in [*timed, *left]:
+        assert one.ok, one.problems
+        assert one.state.num_shards == 2
 
 
 # How long a worker may take until it has said that another is lost, from then on; beside other work it takes longer.

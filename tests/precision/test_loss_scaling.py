@@ -144,6 +144,23 @@ def test_accumulated_gradients(two_cpu_strategy, replicas):
     assert (number(one.optimizer.iterations), one.optimizer.skipped_steps) == (3, 1)
 
 
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "Nadam"])
+def test_accumulated_updates_are_those_of_the_inner_optimizer(two_cpu_strategy, name):
+    """Adam corrects its bias by the number of updates, not of micro-batches."""
+
+    def make():
+        return getattr(keras.optimizers, name)(0.1, gradient_accumulation_steps=3)
+
+    own = make()
+    variable = keras.Variable([0.0])
+    own.build([variable])
+    scaled = OneVariable(make, two_cpu_strategy)
+    for gradient in (1.0, -3.0, 4.0, 0.5, 0.5, 2.0, -9.0, 1.0, 1.0):
+        own.apply([tf.constant([gradient])], [variable])
+        assert scaled(gradient / 2, gradient / 2) == pytest.approx(float(variable.numpy()[0]), abs=1e-6)
+    assert abs(float(variable.numpy()[0])) > 0.05
+
+
 def test_accumulation_and_averaged_weights_over_replicas_are_refused(two_cpu_strategy):
     one = OneVariable(sgd(gradient_accumulation_steps=2, use_ema=True), two_cpu_strategy)
     with pytest.raises(ValueError, match="does not go together with `use_ema=True`"):
