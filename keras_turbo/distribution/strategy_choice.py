@@ -15,6 +15,7 @@ from keras_turbo.distribution.cluster import Cluster
 from keras_turbo.distribution.communication import Communication, set_communication
 from keras_turbo.distribution.environment import check_cluster, cluster_of
 from keras_turbo.distribution.meeting import meet
+from keras_turbo.distribution.server_start import give_sigterm_back, reach_directly
 from keras_turbo.distribution.strategies import is_ours, mirrored, multi_worker
 from keras_turbo.wording import quoted
 
@@ -149,7 +150,9 @@ def _of_workers(cluster: Cluster, communication: Communication) -> tf.distribute
         num_accelerators={"GPU": gpus},
         rpc_layer="grpc",
     )
+    reach_directly(cluster.addresses, os.environ)
     strategy = multi_worker(resolver, communication_options=communication.options())
+    give_sigterm_back()
     set_communication(strategy, communication)
     return strategy
 
