@@ -176,6 +176,26 @@ def test_a_worker_that_fails_ends_the_others(run):
     assert "[launch] worker 1 ended with exit code 7; all workers have ended.\n" in done.err
 
 
+def test_what_a_worker_has_started_ends_with_it(run):
+    # Not with the last worker: the number of its group may be another's by then.
+    done = run(
+        """
+        import psutil
+        if index == 0:
+            child("import time; time.sleep(100)")
+            sys.exit()
+        path, deadline = folder / "pid-child0-0", time.monotonic() + 20
+        while time.monotonic() < deadline:
+            text = path.read_text() if path.exists() else ""
+            if text and (not psutil.pid_exists(int(text)) or psutil.Process(int(text)).status() == "zombie"):
+                sys.exit()
+            time.sleep(0.02)
+        sys.exit(3)
+        """
+    )
+    assert done.code == 0
+
+
 def test_one_that_does_not_heed_sigterm_is_killed(run):
     done = run(
         """
