@@ -139,7 +139,7 @@ def _of_workers(cluster: Cluster, communication: Communication) -> tf.distribute
     take_gpus(cluster)
     gpus = _gpu_number()
     communication.require_devices(["GPU" if gpus else "CPU"])
-    check_cluster(cluster)
+    check_cluster(cluster, os.environ)
     meet(cluster, _facts(gpus, communication), communication.timeout_seconds or _FOR_EVER_SECONDS)
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(

@@ -217,8 +217,8 @@ def test_a_port_that_is_taken():
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(ClusterError, match=rf"TF_CONFIG: port {port} of this worker's address .* is taken .*ss -l"):
-            check_cluster(on_port(port))
-    check_cluster(on_port(port))
+            check_cluster(on_port(port), {})
+    check_cluster(on_port(port), {})
 
 
 def test_a_host_without_an_address(monkeypatch):
@@ -227,7 +227,9 @@ def test_a_host_without_an_address(monkeypatch):
 
     monkeypatch.setattr(environment, "resolve_hosts", lambda addresses: original(addresses, resolve))
     with pytest.raises(ClusterError, match=r"TF_CONFIG: no address for localhost, nowhere\. See the spelling"):
-        check_cluster(on_port(2000, "nowhere"))
+        check_cluster(on_port(2000, "nowhere"), {})
+    with pytest.warns(UserWarning, match=r"TF_CONFIG: no address for localhost, nowhere\. Pods that have not started"):
+        check_cluster(on_port(2000, "nowhere"), {"KUBERNETES_SERVICE_HOST": "10.0.0.1"})
 
 
 original = environment.resolve_hosts
