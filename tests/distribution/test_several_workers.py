@@ -104,6 +104,7 @@ def test_saves_by_the_clock_are_refused(seen):
 @pytest.mark.parametrize(
     ("how", "most_seconds", "part"),
     [
+        ("at once", 60, "has died, was stopped or can't be reached"),
         ("SIGKILL", 30, "has died, was stopped or can't be reached"),
         ("SIGTERM", 30, "has died, was stopped or can't be reached"),
         ("SIGSTOP", 60, "has died, was stopped or can't be reached"),
