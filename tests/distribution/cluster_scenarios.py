@@ -137,7 +137,7 @@ def changed_options():
 
 
 def lose_a_worker(how):
-    """Worker 1 is lost, in the middle of an epoch if not "at once". Gives what worker 0 was told, and after how long."""
+    """Worker 1 is lost, in the middle of an epoch if not "at once". Gives what worker 0 was told, and how soon."""
     timeout = 8.0 if how == "sleep" else 600.0
     since = []
     try:
