@@ -287,7 +287,8 @@ class FastDataset(FileDatasets):
         if pipeline is None or pipeline.batch_size is None or pipeline.may_skip:
             return parts_of_whole_batches(self, parts)
         order = OrderOfParts.of(pipeline.order, pipeline.batch_size, pipeline.drop_remainder, parts)
-        if pipeline.batch_size < parts.num_parts or order.num_examples == 0:
+        # Of one batch that is not full some worker may have no row. All have to cut it alike, those with rows, too.
+        if pipeline.batch_size < parts.num_parts or order.num_full_batches == 0:
             return parts_of_whole_batches(self, parts)
         settings = dataclasses.replace(self._settings, batch_size=order.own_batch_size)
         own = self._part(order, settings, self._counter)

@@ -135,7 +135,9 @@ def check_addresses(variable: str, addresses: list[str]) -> None:
         )
 
 
-def whole_number(environ: Mapping[str, str], variable: str, *, least: int, remedy: str) -> int | None:
+def whole_number(
+    environ: Mapping[str, str], variable: str, *, least: int, remedy: str, most: int | None = None
+) -> int | None:
     """The value of a variable; None where it is not set.
 
     Args:
@@ -143,16 +145,19 @@ def whole_number(environ: Mapping[str, str], variable: str, *, least: int, remed
         variable: its name.
         least: the smallest number that it can be.
         remedy: what to do where it is no such number.
+        most: the largest number that it can be, if there is one.
 
     Raises:
-        ClusterError: it is no whole number, or too small.
+        ClusterError: it is no whole number, too small or too large.
     """
     value = environ.get(variable)
     if value is None:
         return None
-    if not value.isascii() or not _WHOLE_NUMBER.fullmatch(value) or int(value) < least:
-        raise ClusterError(variable, f"{variable}={quoted(value)} is no whole number from {least}.", remedy)
-    return int(value)
+    number = int(value) if value.isascii() and _WHOLE_NUMBER.fullmatch(value) else None
+    if number is None or number < least or (most is not None and number > most):
+        to = "" if most is None else f" to {most}"
+        raise ClusterError(variable, f"{variable}={quoted(value)} is no whole number from {least}{to}.", remedy)
+    return number
 
 
 @dataclasses.dataclass(frozen=True)

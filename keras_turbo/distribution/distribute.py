@@ -14,6 +14,7 @@ import tensorflow as tf
 from keras_turbo.distribution import fit_on_workers, keras_overrides, scopes
 from keras_turbo.distribution.communication import Communication, Implementation, communication_of
 from keras_turbo.distribution.gradient_compression import Compression
+from keras_turbo.distribution.lost_workers import explained_loss
 from keras_turbo.distribution.moving import copy_of, is_under, require_movable
 from keras_turbo.distribution.strategies import is_ours
 from keras_turbo.distribution.strategy_choice import Name, adapted, make_strategy, require_known, resolved_name
@@ -51,6 +52,9 @@ class Distribution(contextlib.AbstractContextManager["tf.distribute.Strategy"]):
                     f"distribute() was entered inside the scope of another strategy, "
                     f"{type(tf.distribute.get_strategy()).__name__}: a model can't be under two. Leave that one first."
                 )
+            if worker_of(strategy)[1] > 1:
+                # Models are built here, and their weights sent by the chief.
+                stack.enter_context(explained_loss(strategy))
             if is_ours(strategy):
                 stack.enter_context(keras_overrides.install(strategy))
             stack.enter_context(scopes.entered(strategy))

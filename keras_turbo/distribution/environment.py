@@ -21,6 +21,9 @@ from keras_turbo.distribution.slurm import read_slurm, read_step
 from keras_turbo.distribution.tf_config import VARIABLE, read_tf_config
 from keras_turbo.wording import listed
 
+# Kubernetes sets it in all pods, those of Kubeflow as well.
+_IN_A_POD = "KUBERNETES_SERVICE_HOST"
+
 
 def cluster_of(environ: Mapping[str, str]) -> Cluster | None:
     """The cluster of this process.
@@ -89,18 +92,27 @@ def _warn_of_independent_processes(environ: Mapping[str, str]) -> None:
         )
 
 
-def check_cluster(cluster: Cluster) -> None:
+def check_cluster(cluster: Cluster, environ: Mapping[str, str]) -> None:
     """Refuses a cluster that can't start: before a hundred machines wait for one that has no address.
 
     Args:
         cluster: of this process.
+        environ: the environment of the process.
 
     Raises:
         ClusterError: a host has no address, or this worker's port is taken.
     """
     resolved = resolve_hosts(cluster.addresses)
     if resolved.unknown:
-        raise ClusterError(cluster.variable, unknown_hosts_fact(resolved.unknown), UNKNOWN_HOSTS_REMEDY)
+        fact = unknown_hosts_fact(resolved.unknown)
+        if _IN_A_POD not in environ:
+            raise ClusterError(cluster.variable, fact, UNKNOWN_HOSTS_REMEDY)
+        # A pod has a name from its start on, and some wait minutes for a machine or for their image.
+        warnings.warn(
+            f"{cluster.variable}: {fact} Pods that have not started have none: the workers wait for one another. "
+            f"{UNKNOWN_HOSTS_REMEDY}",
+            stacklevel=4,
+        )
     if resolved.silent:
         warnings.warn(
             f"{cluster.variable}: the name server did not answer in time for {listed(resolved.silent, MOST_SHOWN)}: "

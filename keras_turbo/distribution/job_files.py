@@ -34,8 +34,10 @@ command=({command})
 
 restarts=0
 while true; do
-    # One worker that fails ends all. srun does not take --cpus-per-task over by itself.
-    srun --kill-on-bad-exit=1 --cpus-per-task="${{SLURM_CPUS_PER_TASK:-1}}" --label "${{command[@]}}"
+    # The others notice by themselves when a worker fails. Ended by srun, their exit code would be that of workers that
+    # make room; and a worker that has saved and left would end those that still save. srun does not take
+    # --cpus-per-task over by itself.
+    srun --kill-on-bad-exit=0 --cpus-per-task="${{SLURM_CPUS_PER_TASK:-1}}" --label "${{command[@]}}"
     code=$?
     if ((code == 0)); then
         exit 0

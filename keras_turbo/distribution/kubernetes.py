@@ -39,6 +39,21 @@ def completion_index(environ: Mapping[str, str]) -> int | None:
     )
 
 
+def given_port(environ: Mapping[str, str], number: int = 1) -> int | None:
+    """The port that KERAS_TURBO_PORT names; None where it is not set.
+
+    Args:
+        environ: the environment of the process.
+        number: how many in a row are needed from there on.
+
+    Raises:
+        ClusterError: there are no such ports.
+    """
+    return whole_number(
+        environ, PORT, least=1, most=65536 - number, remedy="Set a port that is free on all machines, or leave it out."
+    )
+
+
 def read_kubernetes(environ: Mapping[str, str], hostname: str | None = None) -> Cluster | None:
     """The cluster that an indexed job's variables describe.
 
@@ -74,7 +89,7 @@ def read_kubernetes(environ: Mapping[str, str], hostname: str | None = None) -> 
             f"{INDEX}={index}, and {WORKERS}={number}: 0 to {number - 1} can be.",
             f"Set {WORKERS} to the job's `completions`; `parallelism` has to be the same number.",
         )
-    port = whole_number(environ, PORT, least=1, remedy="Set a port from 1 to 65535, or leave it out.")
+    port = given_port(environ)
     job = environ.get(JOB) or _job_of(socket.gethostname() if hostname is None else hostname, index)
     addresses = [f"{job}-{one}.{service}:{DEFAULT_PORT if port is None else port}" for one in range(number)]
     check_addresses(SERVICE, addresses)

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from types import FrameType
-from typing import IO, Any
+from typing import IO, Any, TextIO
 
 from keras_turbo.devices.nvml import visible_gpus
 from keras_turbo.distribution.cluster import Cluster
@@ -85,7 +85,7 @@ def launch(
     """
     environ = dict(os.environ if environ is None else environ)
     gpus = _gpus_of_workers(options, environ)
-    out, err = _binary_outputs() if outputs is None else outputs
+    out, err = (_binary(sys.stdout), _binary(sys.stderr)) if outputs is None else outputs
     with _Signals() as signals:
         for restart in range(options.max_restarts + 1):
             environments = _environments(options.workers, gpus, {**environ, RESTART_VARIABLE: str(restart)})
@@ -214,7 +214,12 @@ class _Signals:
     def __enter__(self) -> _Signals:
         for one in (self.wake, self._waker):
             one.setblocking(False)
-        self._previous = {number: signal.signal(number, self._note) for number in _PASSED_ON}
+        # What is ignored stays so, for the workers as well: nohup has them train on when the terminal is closed.
+        self._previous = {
+            number: signal.signal(number, self._note)
+            for number in _PASSED_ON
+            if signal.getsignal(number) is not signal.SIG_IGN
+        }
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -287,12 +292,15 @@ def _free_ports(number: int) -> list[int]:
         return [one.getsockname()[1] for one in sockets]
 
 
-def _binary_outputs() -> tuple[IO[bytes], IO[bytes]]:
-    return sys.stdout.buffer, sys.stderr.buffer
+def _binary(output: TextIO | None) -> IO[bytes] | None:
+    # A program that was started without an output has none.
+    return None if output is None else output.buffer
 
 
-def _writer(output: IO[bytes]) -> Show:
+def _writer(output: IO[bytes] | None) -> Show:
     def show(lines: bytes) -> None:
+        if output is None:
+            return
         # Nobody may read it any longer; the training goes on all the same.
         with contextlib.suppress(OSError):
             output.write(lines)
@@ -301,5 +309,5 @@ def _writer(output: IO[bytes]) -> Show:
     return show
 
 
-def _tell(output: IO[bytes], text: str) -> None:
+def _tell(output: IO[bytes] | None, text: str) -> None:
     _writer(output)(f"[launch] {text}\n".encode())

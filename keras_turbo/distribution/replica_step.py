@@ -11,6 +11,7 @@ device stays right.
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -47,6 +48,18 @@ class ReplicaStep:
         self.replicas = replicas
         self.share = tf.math.divide_no_nan(self.rows, self.global_rows)
         self._optimizers_with_parts: set[int] = set()
+        self._results: list[tuple[Any, Callable[[], Any]]] = []
+
+    def note_result(self, result: Any, read: Callable[[], Any]) -> None:
+        """Takes note of what a metric has given in the step, and of how it is read anew."""
+        if isinstance(result, dict):
+            self._results += [(value, functools.partial(_item_of, read, name)) for name, value in result.items()]
+        else:
+            self._results.append((result, read))
+
+    def reader_of(self, value: Any) -> Callable[[], Any] | None:
+        """How the result of a metric is read anew; None for what is no such result."""
+        return next((read for result, read in self._results if result is value), None)
 
     def of_rows(self, value: Any) -> Any:
         """A value that is made of this replica's rows: 0 where it has none, also for what padding gave."""
@@ -128,6 +141,10 @@ def entered(step: ReplicaStep) -> Iterator[ReplicaStep]:
         yield step
     finally:
         _state.step = before
+
+
+def _item_of(read: Callable[[], Any], name: str) -> Any:
+    return read()[name]
 
 
 def multiply_no_nan(value: Any, factor: tf.Tensor) -> Any:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import NoReturn
 
 from keras_turbo.distribution.cluster import Cluster, ClusterError, check_addresses, whole_number
-from keras_turbo.distribution.kubernetes import PORT
+from keras_turbo.distribution.kubernetes import given_port
 from keras_turbo.wording import quoted
 
 NODES = "SLURM_STEP_NODELIST"
@@ -153,7 +153,7 @@ def read_slurm(environ: Mapping[str, str]) -> Cluster | None:
             f"{quoted(environ[TASKS_PER_NODE])}.",
             _START_BY_SRUN,
         )
-    first = _first_port(environ, step.job)
+    first = _first_port(environ, step.job, max(tasks))
     addresses = [f"{host}:{first + one}" for host, number in zip(hosts, tasks, strict=True) for one in range(number)]
     check_addresses(NODES, addresses)
     return Cluster(
@@ -224,9 +224,9 @@ def expand_tasks(text: str) -> list[int]:
     return numbers
 
 
-def _first_port(environ: Mapping[str, str], job: str) -> int:
+def _first_port(environ: Mapping[str, str], job: str, most_tasks: int) -> int:
     """The port of the first task on each machine: another one for each job, since jobs may share a machine."""
-    given = whole_number(environ, PORT, least=1, remedy="Set a port from 1 to 65535, or leave it out.")
+    given = given_port(environ, most_tasks)
     if given is not None:
         return given
     digits = re.sub(r"[^0-9]", "", job)[-9:] or "0"

@@ -67,6 +67,7 @@ def _stand_ins(model: keras.Model) -> Iterator[tuple[Any, str, StandIn]]:
     yield keras.layers.BatchNormalization, "_moments", _masked_moments
     for metric in keras_internals.metrics_of(model):
         yield metric, "update_state", functools.partial(_update_by_rows, metric)
+        yield metric, "result", _noted_result
 
 
 def _optimizer_classes(method: str) -> list[type]:
@@ -194,6 +195,16 @@ def _update_by_rows(metric: Any, own: Callable[..., Any]) -> Callable[..., Any]:
         return updated_by_rows_only(lambda: own(*args, **kwargs), metric.variables, step.is_empty)
 
     return update_state
+
+
+def _noted_result(own: Callable[..., Any]) -> Callable[..., Any]:
+    def result() -> Any:
+        given, step = own(), current_step()
+        if step is not None:
+            step.note_result(given, own)
+        return given
+
+    return result
 
 
 def _has_rows(arguments: Any) -> bool:

@@ -15,6 +15,7 @@ from keras_turbo.distribution.cluster import Cluster
 from keras_turbo.distribution.communication import Communication, set_communication
 from keras_turbo.distribution.environment import check_cluster, cluster_of
 from keras_turbo.distribution.meeting import meet
+from keras_turbo.distribution.server_start import give_sigterm_back, reach_directly
 from keras_turbo.distribution.strategies import is_ours, mirrored, multi_worker
 from keras_turbo.wording import quoted
 
@@ -138,7 +139,7 @@ def _of_workers(cluster: Cluster, communication: Communication) -> tf.distribute
     take_gpus(cluster)
     gpus = _gpu_number()
     communication.require_devices(["GPU" if gpus else "CPU"])
-    check_cluster(cluster)
+    check_cluster(cluster, os.environ)
     meet(cluster, _facts(gpus, communication), communication.timeout_seconds or _FOR_EVER_SECONDS)
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(
@@ -149,7 +150,9 @@ def _of_workers(cluster: Cluster, communication: Communication) -> tf.distribute
         num_accelerators={"GPU": gpus},
         rpc_layer="grpc",
     )
+    reach_directly(cluster.addresses, os.environ)
     strategy = multi_worker(resolver, communication_options=communication.options())
+    give_sigterm_back()
     set_communication(strategy, communication)
     return strategy
 

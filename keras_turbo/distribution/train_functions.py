@@ -32,6 +32,7 @@ class StepFunction:
         self._is_training = is_training
         self._steps = model.steps_per_execution
         self._clock: InputClock | None = None
+        self._results: dict[str, Callable[[], Any]] = {}
         # As in Keras, what TensorFlow traces is not rewritten by AutoGraph.
         self._on_data: Any = tf.autograph.experimental.do_not_convert(self._logs_of_data)
         if not model.run_eagerly:
@@ -117,7 +118,9 @@ class StepFunction:
 
     def _logs(self, outputs: Any) -> Any:
         """The logs after the last step; its outputs are empty where metrics stand for them."""
-        return self._model.get_metrics_result() if outputs == () else outputs
+        if outputs == ():
+            return self._model.get_metrics_result()
+        return {**{name: read() for name, read in self._results.items()}, **outputs} if self._results else outputs
 
     def _step_on_next(self, iterator: Any) -> Any:
         fetch = iterator.get_next
@@ -149,6 +152,7 @@ class StepFunction:
                     average_batch_statistics(self._model, step)
                 if self._gives_metrics(outputs):
                     return ()
+                outputs = self._without_results(outputs, step)
                 return keras.tree.map_structure(step.weighted_output, outputs)
 
         with step_overrides(self._model):
@@ -158,6 +162,14 @@ class StepFunction:
     def _gives_metrics(self, outputs: Any) -> bool:
         """Whether a step gives its model's metrics and no more; they are then read once, over all replicas."""
         return isinstance(outputs, dict) and outputs.keys() == self._model.get_metrics_result().keys()
+
+    def _without_results(self, outputs: Any, step: ReplicaStep) -> Any:
+        """Sets aside what metrics gave among a step's outputs: each replica's own, to be read over all in `_logs`."""
+        if not isinstance(outputs, dict):
+            return outputs
+        readers = {name: step.reader_of(value) for name, value in outputs.items()}
+        self._results = {name: read for name, read in readers.items() if read is not None}
+        return {name: value for name, value in outputs.items() if name not in self._results}
 
     def _sum_over_replicas(self, parts: Any) -> Any:
         local = self._strategy.experimental_local_results(parts)[0]

@@ -86,6 +86,7 @@ class WorkerProcess:
         self, index: int, command: Sequence[str], environ: Mapping[str, str], outputs: tuple[Show, Show]
     ) -> None:
         self.index = index
+        self._group_has_ended = False
         parent = os.getpid()
         self._process = subprocess.Popen(
             command,
@@ -113,8 +114,13 @@ class WorkerProcess:
         return self._process.pid
 
     def exit_code(self) -> int | None:
-        """None while it runs; as a shell tells it: 128 + the signal's number where a signal has ended it."""
+        """None while it runs; as a shell tells it: 128 + the signal's number where a signal has ended it.
+
+        What it has started ends with it.
+        """
         code = self._process.poll()
+        if code is not None:
+            self._end_rest_of_group()
         return 128 - code if code is not None and code < 0 else code
 
     def ended_how(self) -> str:
@@ -146,23 +152,34 @@ class WorkerProcess:
 
     def send(self, number: int) -> None:
         """Sends a signal to the worker itself, which tells its children what it wants to."""
-        if self._process.poll() is None:
+        if self.exit_code() is None:
             self._process.send_signal(number)
 
     def end_group(self, number: int) -> None:
         """Sends a signal to the worker and to all that it has started."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, number)
+        if self.exit_code() is None:
+            self._signal_group(number)
 
     def close(self) -> None:
         """Ends what is left of it, and shows the rest of its output."""
         self.end_group(signal.SIGKILL)
         self._process.wait()
+        self._end_rest_of_group()
         for stream, lines in self._lines.items():
             while self._has_more(stream):
                 pass
             lines.end()
             stream.close()
+
+    def _end_rest_of_group(self) -> None:
+        # Once, as soon as it has ended: an hour later its number may be that of another group of this machine.
+        if not self._group_has_ended:
+            self._group_has_ended = True
+            self._signal_group(signal.SIGKILL)
+
+    def _signal_group(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
 
     def _has_more(self, stream: object) -> bool:
         # A process that has left the group may hold the stream open, so that its end is not waited for.

@@ -94,9 +94,13 @@ def test_fewer_examples_than_replicas(batch_size):
     assert_same(put_together(parts_of(dataset, 5, 1), 1), batches_of(dataset))
 
 
-def test_one_example():
-    dataset = FastDataset(np.arange(1), batch_size=8)
-    assert_same(put_together(parts_of(dataset, 4, 1), 1), [np.array([0])])
+@pytest.mark.parametrize("num_examples", range(1, 9))
+@pytest.mark.parametrize(("workers", "replicas"), [(2, 1), (4, 1), (2, 2)])
+def test_one_batch(num_examples, workers, replicas):
+    dataset = FastDataset(np.arange(num_examples), batch_size=8)
+    parts = parts_of(dataset, workers, replicas)
+    assert {len(part) for part in parts} == {replicas}
+    assert_same(put_together(parts, replicas), [np.arange(num_examples)])
 
 
 def test_static_shapes_where_all_batches_are_full():

@@ -370,7 +370,23 @@ def penalty_by_hand(scope: Scope) -> Results:
     x, y = samples(8)
     model.fit(batches(x, y, size=5), epochs=2, verbose=0, callbacks=[read])
     ones = model.fit(batches(x[:7], y[:7]), verbose=0, callbacks=[read])
-    return results_of(model, totals=totals, tracked=number(model.tracker.result()), total=ones.history["total"])
+    return results_of(model, ones, totals=totals, tracked=number(model.tracker.result()))
+
+
+class MoreThanMetrics(keras.Sequential):
+    """What Keras' own step gives, and a number of its own."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        return {**super().train_step(data), "learning_rate": tf.convert_to_tensor(self.optimizer.learning_rate)}
+
+
+def more_than_metrics(scope: Scope) -> Results:
+    x, y = samples(9)
+    with scope():
+        model = MoreThanMetrics([keras.Input(x.shape[1:]), layers.Dense(3)])
+        model.compile(keras.optimizers.SGD(0.1), CROSSENTROPY(), metrics=["accuracy"], steps_per_execution=2)
+    # Parts of 4 and 3 rows, and of 2 and none.
+    return results_of(model, model.fit(batches(x, y, size=7), epochs=2, verbose=0))
 
 
 def reported_cases(scope: Scope) -> Results:
@@ -516,6 +532,7 @@ SCENARIOS: dict[str, Callable[[Scope], Results]] = {
         masked_sequences,
         images_of_unknown_size,
         penalty_by_hand,
+        more_than_metrics,
         reported_cases,
         float16,
         accumulated_float16,

@@ -126,7 +126,7 @@ def test_slurm_without_several_tasks():
         ({"SLURM_PROCID": "3"}, "SLURM_PROCID=3, and the step has 3: 0 to 2 can be"),
         ({"SLURM_PROCID": "x"}, "SLURM_PROCID='x' is no whole number from 0"),
         ({"KERAS_TURBO_PORT": "x"}, "KERAS_TURBO_PORT='x' is no whole number"),
-        ({"KERAS_TURBO_PORT": "65535"}, "'gpu07:65536' is no address"),
+        ({"KERAS_TURBO_PORT": "65535"}, "KERAS_TURBO_PORT='65535' is no whole number from 1 to 65534"),
     ],
 )
 def test_slurm_variables_that_can_not_be(changes, part):
@@ -186,7 +186,7 @@ def test_pods_that_have_nothing_to_do_with_one_another():
         ({"KERAS_TURBO_WORKERS": "two"}, "KERAS_TURBO_WORKERS='two' is no whole number from 1. Set it to the job's"),
         ({"KERAS_TURBO_SERVICE": None}, "KERAS_TURBO_SERVICE='' is no name of a service"),
         ({"KERAS_TURBO_SERVICE": "a b"}, "KERAS_TURBO_SERVICE='a b' is no name of a service"),
-        ({"KERAS_TURBO_PORT": "70000"}, "'digits-0.train.team:70000' is no address"),
+        ({"KERAS_TURBO_PORT": "70000"}, "KERAS_TURBO_PORT='70000' is no whole number from 1 to 65535"),
     ],
 )
 def test_kubernetes_variables_that_can_not_be(changes, part):
@@ -217,8 +217,8 @@ def test_a_port_that_is_taken():
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(ClusterError, match=rf"TF_CONFIG: port {port} of this worker's address .* is taken .*ss -l"):
-            check_cluster(on_port(port))
-    check_cluster(on_port(port))
+            check_cluster(on_port(port), {})
+    check_cluster(on_port(port), {})
 
 
 def test_a_host_without_an_address(monkeypatch):
@@ -227,7 +227,9 @@ def test_a_host_without_an_address(monkeypatch):
 
     monkeypatch.setattr(environment, "resolve_hosts", lambda addresses: original(addresses, resolve))
     with pytest.raises(ClusterError, match=r"TF_CONFIG: no address for localhost, nowhere\. See the spelling"):
-        check_cluster(on_port(2000, "nowhere"))
+        check_cluster(on_port(2000, "nowhere"), {})
+    with pytest.warns(UserWarning, match=r"TF_CONFIG: no address for localhost, nowhere\. Pods that have not started"):
+        check_cluster(on_port(2000, "nowhere"), {"KUBERNETES_SERVICE_HOST": "10.0.0.1"})
 
 
 original = environment.resolve_hosts

@@ -176,6 +176,26 @@ def test_a_worker_that_fails_ends_the_others(run):
     assert "[launch] worker 1 ended with exit code 7; all workers have ended.\n" in done.err
 
 
+def test_what_a_worker_has_started_ends_with_it(run):
+    # Not with the last worker: the number of its group may be another's by then.
+    done = run(
+        """
+        import psutil
+        if index == 0:
+            child("import time; time.sleep(100)")
+            sys.exit()
+        path, deadline = folder / "pid-child0-0", time.monotonic() + 20
+        while time.monotonic() < deadline:
+            text = path.read_text() if path.exists() else ""
+            if text and (not psutil.pid_exists(int(text)) or psutil.Process(int(text)).status() == "zombie"):
+                sys.exit()
+            time.sleep(0.02)
+        sys.exit(3)
+        """
+    )
+    assert done.code == 0
+
+
 def test_one_that_does_not_heed_sigterm_is_killed(run):
     done = run(
         """
@@ -247,6 +267,22 @@ def test_signals_are_passed_on_and_no_restart_follows(run, name):
     assert "start again" not in done.err
 
 
+def test_a_signal_that_is_ignored_stays_ignored(run):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        done = run("ready(); time.sleep(0.5); print(signal.getsignal(signal.SIGHUP).name)", when_running=hang_up_all)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert (done.code, done.lines(0), done.lines(1)) == (0, ["SIG_IGN"], ["SIG_IGN"])
+
+
+def hang_up_all(folder, workers):
+    """As a terminal that is closed does, under nohup."""
+    send(signal.SIGHUP)(folder, workers)
+    for index in range(workers):
+        os.kill(int((folder / f"pid0-{index}").read_text()), signal.SIGHUP)
+
+
 def test_sigterm_ends_workers_without_a_handler(run):
     done = run("ready(); time.sleep(100)", when_running=send(signal.SIGTERM), max_restarts=3)
     assert done.code == 143
@@ -288,6 +324,13 @@ def test_workers_end_with_a_launcher_that_is_killed(tmp_path):
     while any(map(is_alive, workers)) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not list(filter(is_alive, workers))
+
+
+def test_without_an_output(tmp_path, monkeypatch):
+    # Python's where they were closed (>&- in a shell).
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    assert launch([sys.executable, "-c", "print(1); raise SystemExit(4)"], LaunchOptions(1)) == 4
 
 
 def test_what_can_not_be_started(tmp_path):

@@ -20,7 +20,8 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def seen(folder):
-    return run_workers(cluster_scenarios.many_things, str(folder))
+    # Behind a proxy that does not know them; they go round it.
+    return run_workers(cluster_scenarios.many_things, str(folder), environment={"http_proxy": "http://127.0.0.1:9"})
 
 
 def test_each_knows_its_place(seen):
@@ -122,7 +123,9 @@ save_by_the_clock_and_leave({str(tmp_path)!r}, {where!r})
 @pytest.mark.parametrize(
     ("how", "most_seconds", "part"),
     [
+        ("at once", 60, "has died, was stopped or can't be reached"),
         ("SIGKILL", 30, "has died, was stopped or can't be reached"),
+        ("SIGTERM", 30, "has died, was stopped or can't be reached"),
         ("SIGSTOP", 60, "has died, was stopped or can't be reached"),
         ("sleep", 60, "has not come to an exchange within timeout_seconds=8: it hangs"),
     ],
