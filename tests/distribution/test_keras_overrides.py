@@ -226,7 +226,7 @@ def test_data_of_unknown_length(strategy):
     assert (number(model.optimizer.iterations), len(executions)) == (8, 4)
 
 
-@pytest.mark.filterwarnings("ignore:GpuUtilization gives no figures of GPUs", "ignore:Epoch .* is checkpoint-stalls")
+@pytest.mark.filterwarnings("ignore:GpuUtilization gives no figures of GPUs", "ignore:Epoch .* is ")
 def test_callbacks_of_this_package(strategy, tmp_path):
     x, y = samples(24)
     data = batches(x, y, size=4)
