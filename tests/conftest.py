@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import subprocess
@@ -43,6 +44,17 @@ def pytest_unconfigure() -> None:
 def known_seeds() -> None:
     """Seeds Python, NumPy and TensorFlow anew for each test, so that no result depends on which tests ran before."""
     keras.utils.set_random_seed(20)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_objects_to_look_through() -> None:
+    """Takes what other modules left out of what the garbage collector looks through.
+
+    TensorFlow keeps what it has traced: after some thousand tests one collection would take more than a second, and
+    many tests ask for one.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")
