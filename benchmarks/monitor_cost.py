@@ -35,6 +35,8 @@ BATCH = 64
 # Half a per cent of a step of 10 ms; and what a batch may cost.
 MOST_STEP_US = 50.0
 MOST_BATCH_US = 20.0
+# Relative. Threads that share a large product may split it one way or another, and so add in another order.
+MOST_DIFFERENCE = 1e-5
 # By its units, steps in an epoch and how often each round is run: a step that is nearly all dispatch, and one of about
 # 10 ms, of which 50 microseconds are only seen if much is measured, in turns that are short.
 SIZES = {"tiny model": (16, 1_200, 1), "model of about 10 ms": (1_700, 150, 6)}
@@ -70,7 +72,7 @@ def new_model(units: int) -> keras.Model:
 
 
 def fit_cost(units: int, steps: int, rounds: int) -> tuple[dict[str, list[float]], float]:
-    """Microseconds a step by contender, and the largest difference of a loss from stock's."""
+    """Microseconds a step by contender, and the largest relative difference of a loss from stock's."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((BATCH * steps, FEATURES), dtype=np.float32)
     y = rng.standard_normal((BATCH * steps, 1), dtype=np.float32)
@@ -95,7 +97,8 @@ def fit_cost(units: int, steps: int, rounds: int) -> tuple[dict[str, list[float]
         return run
 
     measured = _measure.in_turn({name: contender(name) for name in callbacks}, rounds)
-    return measured, max(float(np.abs(np.subtract(one, losses[STOCK])).max()) for one in losses.values())
+    expected = np.array(losses[STOCK])
+    return measured, max(float(np.abs(np.array(one) / expected - 1).max()) for one in losses.values())
 
 
 def batch_cost(batches: int, rounds: int) -> tuple[dict[str, list[float]], bool]:
@@ -166,11 +169,11 @@ def main() -> None:
         _measure.Comparison("batches read in a graph", "µs a batch", "lower", _measure.figures(measured), stock=STOCK)
     )
     targets.append(_measure.Target("µs a batch for the input wait", cost_us(measured), at_most=MOST_BATCH_US))
-    if largest != 0.0 or not same:
+    if largest > MOST_DIFFERENCE or not same:
         raise _measure.ResultsDifferError(f"Losses differ by up to {largest:.2g}; the same batches: {same}.")
     for comparison in comparisons:
         comparison.print()
-    checks = {"largest difference of losses": largest, "batches equal": same}
+    checks = {"largest relative difference of losses": largest, "batches equal": same}
     settings = {"batches": batches, "units, steps, repeats": SIZES, "rounds": rounds}
     _measure.finish(options, settings, comparisons, targets, checks)
 

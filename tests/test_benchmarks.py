@@ -34,7 +34,7 @@ CHECKS = {
     "audio": {"batches in order equal", "shuffled epochs complete"},
     "data_service": {"batches equal to those of this process", "epochs of the same images"},
     "checkpoint_stall": {"largest relative difference of losses"},
-    "monitor_cost": {"largest difference of losses", "batches equal"},
+    "monitor_cost": {"largest relative difference of losses", "batches equal"},
     "scaling": {
         "largest relative difference of losses from one worker's",
         "largest relative difference of losses with compressed gradients",
