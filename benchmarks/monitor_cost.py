@@ -156,7 +156,8 @@ def main() -> None:
     batches = 200 if options.quick else 20_000
     comparisons, targets, largest = [], [], 0.0
     for title, (units, steps, repeats) in SIZES.items():
-        measured, difference = fit_cost(units, 20 if options.quick else steps, rounds * repeats)
+        sizes = (20, rounds) if options.quick else (steps, rounds * repeats)
+        measured, difference = fit_cost(units, *sizes)
         largest = max(largest, difference)
         comparisons.append(
             _measure.Comparison(f"{title}", "µs a step", "lower", _measure.figures(measured), stock=STOCK)
