@@ -32,7 +32,6 @@ CHECKS = {
     "tfrecord": {"batches in order equal", "shuffled epochs complete"},
     "tabular": {"batches in order equal", "shuffled epochs complete"},
     "audio": {"batches in order equal", "shuffled epochs complete"},
-    "data_service": {"batches equal to those of this process", "epochs of the same images"},
     "checkpoint_stall": {"largest relative difference of losses"},
     "monitor_cost": {"largest relative difference of losses", "batches equal"},
     "scaling": {

@@ -31,7 +31,7 @@ from keras_turbo.auditing.remedies.uint8 import uint8_input
 from keras_turbo.auditing.report import AuditReport
 from keras_turbo.auditing.utilization import Recorder, Utilization
 from keras_turbo.callbacks.verdict import judge
-from keras_turbo.data.report import PipelineReport
+from keras_turbo.data.profile import PipelineReport
 from keras_turbo.execution.candidates import KINDS, candidate_settings
 from keras_turbo.execution.installation import remove_setting, why_not_settable, without_setting
 from keras_turbo.execution.programs import Steps

@@ -1,4 +1,4 @@
-"""The command line: `python -m keras_turbo {demo, convert, data-service, doctor, checkpoints, audit, launch}`.
+"""The command line: `python -m keras_turbo {demo, convert, doctor, checkpoints, audit, launch}`.
 
 A module a command; what a command needs is imported when it runs.
 """

@@ -13,7 +13,6 @@ from keras_turbo.cli.arguments import PROGRAM
 from keras_turbo.cli.audit import add_audit
 from keras_turbo.cli.checkpoints import add_checkpoints
 from keras_turbo.cli.convert import add_convert
-from keras_turbo.cli.data_service import add_data_service
 from keras_turbo.cli.demo import add_demo
 from keras_turbo.cli.doctor import add_doctor
 from keras_turbo.cli.launch import add_launch
@@ -54,7 +53,6 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     add_demo(commands)
     add_convert(commands)
-    add_data_service(commands)
     add_doctor(commands)
     add_checkpoints(commands)
     add_audit(commands)

@@ -1,54 +1,50 @@
-"""Joins a source, its order, its functions and its store into one graph."""
+"""Joins an input, its order, its functions and its store."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
-import sys
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-from keras_turbo.data.bucket_pipeline import BucketPipeline, buckets_of, check_for_buckets
-from keras_turbo.data.example_order import EpochCounter, ExampleOrder
-from keras_turbo.data.failures import ExampleLoadError, Failures
-from keras_turbo.data.pipeline import Pipeline
-from keras_turbo.data.python_function import PythonFunction
-from keras_turbo.data.python_pipeline import PythonPipeline
-from keras_turbo.data.service.address import ServiceAddress
-from keras_turbo.data.service_pipeline import ServicePipeline, check_for_service
+from keras_turbo.data.engine.batches import Batches, WholeBatches
+from keras_turbo.data.engine.buckets import BucketBatches, buckets_of
+from keras_turbo.data.engine.disk_store import fits_on_disk, open_disk_store, private_disk_store
+from keras_turbo.data.engine.elements import Elements
+from keras_turbo.data.engine.failures import Failures
+from keras_turbo.data.engine.order import EpochCounter, ExampleOrder
+from keras_turbo.data.engine.recipe import Recipe
+from keras_turbo.data.engine.store import ExampleStore, fits_in_memory, memory_store, why_not_storable
+from keras_turbo.data.fingerprint import function_fingerprint
+from keras_turbo.data.functions import ElementFunction, PythonFunction, RandomFunction, RowFunction
 from keras_turbo.data.settings import Settings
 from keras_turbo.data.sources.arrays import ArraySource
-from keras_turbo.data.sources.generator import GeneratorSource
-from keras_turbo.data.sources.mapped_rows import MappedRowsSource, mapped_arrays_source
-from keras_turbo.data.sources.py_dataset import (
-    EndlessPyDatasetSource,
-    PyDatasetSource,
-    is_py_dataset,
-    py_dataset_source,
-)
-from keras_turbo.data.sources.python_source import PythonSource
 from keras_turbo.data.sources.sequences import SequenceSource
 from keras_turbo.data.sources.source import Source
-from keras_turbo.data.sources.tf_dataset import TfDatasetSource
-from keras_turbo.data.store_choice import choose_store, python_store, require_known_length
-from keras_turbo.data.stream_buckets import StreamBuckets
-from keras_turbo.data.stream_pipeline import stream_dataset
-from keras_turbo.data.user_functions import ElementFunction, RandomFunction
+from keras_turbo.data.sources.streams import (
+    StoredStream,
+    Stream,
+    TfDatasetStream,
+    check_not_batched,
+    count_elements,
+    read_into_memory,
+)
+from keras_turbo.data.streams import stream_dataset
+from keras_turbo.devices.free_memory import free_memory_bytes
 
 
-def source_of(x: Any, y: Any, sample_weight: Any, settings: Settings) -> Source:
-    """The source of what a user gave as x, y and sample_weight; raises what `FastDataset` documents."""
+def input_of(x: Any, y: Any, sample_weight: Any, settings: Settings) -> Source | Stream:
+    """What a user gave as x, y and sample_weight; raises what `FastDataset` documents."""
     if isinstance(x, tf.data.Dataset):
         if y is not None or sample_weight is not None:
             raise ValueError(
                 "`y` and `sample_weight` can't be given beside a tf.data.Dataset: its elements are (x, y) or "
                 "(x, y, sample_weight). Use tf.data.Dataset.zip."
             )
-        return TfDatasetSource(x, int(x.cardinality()))
+        check_not_batched(x, settings.batch_size)
+        return TfDatasetStream(x)
     if isinstance(x, (str, os.PathLike)):
         raise TypeError(
             "`x` must be arrays, a tf.data.Dataset, a PyDataset or a generator function. Received the path "
@@ -61,204 +57,290 @@ def source_of(x: Any, y: Any, sample_weight: Any, settings: Settings) -> Source:
             f"`x` is a {type(x).__name__}, which can be read once only. Give the function that makes it, without "
             "calling it: FastDataset(batches) in place of FastDataset(batches())."
         )
-    if is_py_dataset(x) or callable(x):
-        return _python_source_of(x, y, sample_weight, settings)
-    if isinstance(settings.map_fn, PythonFunction):
-        return mapped_arrays_source(x, y, sample_weight, settings.map_fn, settings)
     if settings.bucket_by_length is not None:
         return SequenceSource(x, y, sample_weight)
     return ArraySource(x, y, sample_weight, memory_maps_stay_on_disk=settings.cache != "memory")
 
 
-def _python_source_of(x: Any, y: Any, sample_weight: Any, settings: Settings) -> Source:
-    if y is not None or sample_weight is not None:
+@dataclasses.dataclass
+class Functions:
+    """A user's functions, as graph code.
+
+    Attributes:
+        map_fn: the deterministic one, or None.
+        augment_fn: the random one, or None.
+    """
+
+    map_fn: ElementFunction | None
+    augment_fn: RandomFunction | None
+
+    @classmethod
+    def of(cls, settings: Settings) -> Functions:
+        """Those of some settings."""
+        return cls(
+            None if settings.map_fn is None else ElementFunction(settings.map_fn, "map_fn"),
+            None if settings.augment_fn is None else RandomFunction(settings.augment_fn),
+        )
+
+    def traced(self, elements: Elements) -> tuple[RowFunction | None, RowFunction | None]:
+        """The two for examples of a form."""
+        map_fn = augment_fn = None
+        if self.map_fn is not None:
+            function = self.map_fn
+            map_fn = RowFunction(lambda element, _: function(element), elements, "map_fn")
+            elements = map_fn.elements
+        if self.augment_fn is not None:
+            augment_fn = RowFunction(self.augment_fn, elements, "augment_fn")
+        return map_fn, augment_fn
+
+    def warn_of_randomness(self) -> None:
+        """Says what in `augment_fn` is not a function of the seed, once it has been traced."""
+        function = self.augment_fn
+        if function is not None and function.leftover_ops:
+            warnings.warn(
+                f"augment_fn ({function.name}) keeps a random state of its own in {', '.join(function.leftover_ops)}"
+                ": the same seed will not give the same bytes. Give it a parameter named `seed` and use "
+                "tf.random.stateless_* or tf.image.stateless_random_*.",
+                stacklevel=5,
+            )
+        if function is not None and function.draws_in_python:
+            warnings.warn(
+                f"augment_fn ({function.name}) draws from Python's or NumPy's random numbers. That happens once, when "
+                "TensorFlow traces it, so that all examples get the same. Give it a parameter named `seed` and use "
+                "tf.random.stateless_*, or draw with tf.random.*.",
+                stacklevel=5,
+            )
+
+
+def assemble_stream(stream: Stream, settings: Settings, counter: EpochCounter) -> tf.data.Dataset:
+    """The dataset of a stream that is not kept."""
+    check_buckets(stream, settings)
+    if settings.on_error == "skip":
         raise ValueError(
-            "`y` and `sample_weight` can't be given beside a PyDataset or a generator function: what these give is "
-            "(x, y) or (x, y, sample_weight)."
+            f"on_error='skip' needs examples that can be loaded one by one, and {stream.is_called} can only be "
+            "read from its beginning. Catch errors in it (a tf.data.Dataset has .ignore_errors()), or build the "
+            "FastDataset from files."
         )
-    refuse_in_script_of_worker()
-    return py_dataset_source(x, settings) if is_py_dataset(x) else GeneratorSource(x, settings)
+    if settings.shuffle:
+        stream.warn_of_buffered_shuffle()
+    functions = Functions.of(settings)
+    with tf.device("CPU:0"):
+        dataset = stream_dataset(stream, settings, functions.map_fn, functions.augment_fn, counter)
+    functions.warn_of_randomness()
+    return dataset
 
 
-def refuse_in_script_of_worker() -> None:
-    """Raises where a worker process has begun to run the user's script, which would start workers without end."""
-    worker = sys.modules.get("keras_turbo_worker.main")
-    if worker is not None and worker.is_loading_main_script:
-        raise RuntimeError(
-            "A worker process runs the script again to find the code of the data, and came to where it makes a "
-            "FastDataset. Put what the script does below `if __name__ == '__main__':`."
+def assemble_stored(stream: Stream, settings: Settings, counter: EpochCounter) -> Recipe:
+    """The recipe of a stream that is read once, into a store."""
+    check_buckets(stream, settings)
+    functions = Functions.of(settings)
+    if stream.number == tf.data.INFINITE_CARDINALITY:
+        raise ValueError(
+            f"cache={settings.cache!r} keeps all examples, and {stream.is_called} has infinitely many. Use cache=False."
         )
+    seed = settings.settled_seed
+    map_element = functions.map_fn or (lambda element: element)
+    given = Elements(_dense_spec(stream))
+    map_fn, _ = functions.traced(given)
+    kept = given if map_fn is None else map_fn.elements
+    obstacle = why_not_storable(kept)
+    if obstacle is not None:
+        raise ValueError(_not_storable_error(settings, obstacle))
+    if stream.number < 0 and settings.cache == "memory":
+        store = read_into_memory(stream, kept, map_element, seed)
+        source, number = StoredStream(stream, len(store)), len(store)
+    else:
+        number = count_elements(stream, seed) if stream.number < 0 else stream.number
+        source = StoredStream(stream, number)
+        store = choose_store(settings, source, map_fn)
+    recipe = make_recipe(source, settings, counter, store=store, functions=functions)
+    if store is not None and not store.is_complete:
+        recipe.fill_store = lambda: source.fill(store, map_element, seed)
+    return recipe
 
 
-def assemble(
-    source: Source, settings: Settings, *, order: ExampleOrder | None, like: Pipeline | None, counter: EpochCounter
-) -> tuple[Pipeline | None, tf.data.Dataset]:
-    """Builds the graph of a dataset.
+def make_recipe(
+    source: Source,
+    settings: Settings,
+    counter: EpochCounter,
+    *,
+    order: ExampleOrder | None = None,
+    like: Recipe | None = None,
+    store: ExampleStore | None = None,
+    functions: Functions | None = None,
+) -> Recipe:
+    """The recipe of a source.
 
     Args:
         source: where examples come from.
         settings: with a seed.
-        order: the order of a shard; None for the whole.
-        like: the pipeline of what a shard is part of; None for the whole.
         counter: counts the epochs as they begin.
-
-    Returns:
-        The parts, None for a stream without positions, and the dataset that they make.
+        order: the order of a shard; None for the whole.
+        like: the recipe of what a shard is part of: its store and its account of what fails are shared.
+        store: where examples are kept; None to choose it.
+        functions: the user's; None for those of the settings.
     """
-    if settings.service is not None:
-        check_for_service(settings, source)
+    if like is None:
+        functions = functions or Functions.of(settings)
+        map_fn, augment_fn = functions.traced(source.elements)
+        functions.warn_of_randomness()
+        failures = Failures(settings.on_error, len(source), source.name)
+        store = store or choose_store(settings, source, map_fn)
+        fill_store = None
+    else:
+        map_fn, augment_fn = like.map_fn, like.augment_fn
+        failures, store, fill_store = like.failures, like.store, like.fill_store
     if settings.bucket_by_length is not None:
-        check_for_buckets(settings, source)
-    settings = _settings_for(source, settings)
-    map_fn = None if settings.map_fn is None else ElementFunction(settings.map_fn, "map_fn")
-    augment_fn = None if settings.augment_fn is None else RandomFunction(settings.augment_fn)
-    pipeline = None
-    with tf.device("CPU:0"):
-        if isinstance(source, TfDatasetSource) and settings.on_error == "skip":
-            raise ValueError(
-                f"on_error='skip' needs examples that can be loaded one by one, and {source.is_called} can only be "
-                "read from its beginning. Catch errors in it (a tf.data.Dataset has .ignore_errors()), or build the "
-                "FastDataset from files."
-            )
-        if isinstance(source, TfDatasetSource) and settings.cache in ("auto", False):
-            dataset = _stream(source, settings, map_fn, augment_fn, counter)
-        else:
-            pipeline = _make_pipeline(source, settings, map_fn, augment_fn, order, like, counter)
-            if isinstance(pipeline, ServicePipeline):
-                pipeline.check()
-            dataset = pipeline.dataset()
-    if augment_fn is not None and augment_fn.leftover_ops:
-        warnings.warn(
-            f"augment_fn ({augment_fn.name}) keeps a random state of its own in {', '.join(augment_fn.leftover_ops)}"
-            ": the same seed will not give the same bytes. Give it a parameter named `seed` and use "
-            "tf.random.stateless_* or tf.image.stateless_random_*.",
-            stacklevel=4,
+        check_buckets(source, settings)
+        assert isinstance(source, SequenceSource)  # noqa: S101 (as has been checked)
+        buckets = buckets_of(source, source.lengths, settings)
+        order = order or ExampleOrder(
+            buckets.num_batches, settings.shuffle, settings.settled_seed, settings.reshuffle_each_epoch
         )
-    if augment_fn is not None and augment_fn.draws_in_python:
-        warnings.warn(
-            f"augment_fn ({augment_fn.name}) draws from Python's or NumPy's random numbers. That happens once, when "
-            "TensorFlow traces it, so that all examples get the same. Give it a parameter named `seed` and use "
-            "tf.random.stateless_*, or draw with tf.random.*.",
-            stacklevel=4,
-        )
-    return pipeline, dataset
-
-
-def _settings_for(source: Source, settings: Settings) -> Settings:
-    """The settings as they apply to a source."""
-    if isinstance(source, MappedRowsSource):
-        # The source itself calls a PythonFunction.
-        is_called = isinstance(settings.map_fn, PythonFunction)
-        settings = dataclasses.replace(settings, map_fn=None if is_called else settings.map_fn)
-    if isinstance(settings.map_fn, PythonFunction):
-        raise TypeError(
-            "A PythonFunction as `map_fn` is for arrays. Call it in the PyDataset or the generator function itself; "
-            "for files, give it as `load_fn` of from_files."
-        )
-    if isinstance(source, (PyDatasetSource, EndlessPyDatasetSource)):
-        settings = dataclasses.replace(settings, batch_size=None)
-    if isinstance(source, PyDatasetSource) and settings.cache == "auto":
-        # What is random in a PyDataset would be kept for ever, and nobody can see whether anything is.
-        settings = dataclasses.replace(settings, cache=False)
-    if isinstance(source, (PythonSource, EndlessPyDatasetSource, GeneratorSource)):
-        # Workers are processes there, which are not many calls at a time of what TensorFlow does afterwards.
-        is_bare = settings.map_fn is None and settings.augment_fn is None
-        settings = dataclasses.replace(settings, workers=1 if is_bare else None)
-    return settings
-
-
-def _make_pipeline(
-    source: Source,
-    settings: Settings,
-    map_fn: ElementFunction | None,
-    augment_fn: RandomFunction | None,
-    order: ExampleOrder | None,
-    like: Pipeline | None,
-    counter: EpochCounter,
-) -> Pipeline:
-    require_known_length(settings, source)
-    buckets = buckets_of(source, settings) if isinstance(source, SequenceSource) else None
-    if order is None:
-        make_order = source.order if buckets is None else functools.partial(ExampleOrder, buckets.num_batches)
-        order = make_order(
+        batches: Batches = BucketBatches(buckets, order)
+    else:
+        order = order or source.order(
             shuffle=settings.shuffle,
             seed=settings.settled_seed,
             reshuffle_each_epoch=settings.reshuffle_each_epoch,
         )
-
-    @functools.cache
-    def loading_graph() -> Callable:
-        # As a graph, since augment_fn is rewritten as one.
-        number = tf.TensorSpec([], tf.int64)
-        return tf.function(pipeline.loaded_example).get_concrete_function(number, number)
-
-    def load_again(position: int, epoch: int) -> None:
-        reason = source.known_failure(position)
-        if reason:
-            raise ExampleLoadError(reason)
-        loading_graph()(tf.constant(position, tf.int64), tf.constant(epoch, tf.int64))
-
-    kind: Callable[..., Pipeline] = PythonPipeline if isinstance(source, PythonSource) else Pipeline
-    if buckets is not None:
-        kind = functools.partial(BucketPipeline, buckets=buckets, truncates=settings.too_long == "truncate")
-    parallel_calls = settings.parallel_calls
-    if settings.service is not None:
-        kind = functools.partial(ServicePipeline, address=ServiceAddress.parse(settings.service))
-        # How many cores a worker has is known there.
-        parallel_calls = settings.workers or tf.data.AUTOTUNE
-    pipeline = kind(
+        batches = WholeBatches(order, settings.batch_size, settings.drop_remainder)
+    return Recipe(
         source=source,
         order=order,
+        batches=batches,
         seed=settings.settled_seed,
-        # Of buckets, what has positions are the batches.
-        batch_size=settings.batch_size if buckets is None else None,
-        drop_remainder=settings.drop_remainder,
         map_fn=map_fn,
         augment_fn=augment_fn,
-        store=None,
-        failures=Failures(settings.on_error, source.num_examples, source.describe, load_again),
-        parallel_calls=parallel_calls,
+        store=store,
+        failures=failures,
+        workers=min(settings.parallel_calls, source.most_threads or settings.parallel_calls),
         counter=counter,
+        fill_store=fill_store,
     )
-    if settings.service is not None or buckets is not None:
-        return pipeline
-    if like is not None:
-        # A shard of a dataset: the same examples, so the same store, and the same account of what fails.
-        pipeline.store = like.store
-        pipeline.failures = like.failures
-        pipeline.fill_store = like.fill_store
-    elif isinstance(source, TfDatasetSource):
-        map_element = (lambda element: element) if map_fn is None else map_fn
-        store = choose_store(settings, source, map_fn, lambda position: map_element(source.any_element()))
-        if store is not None:
-            pipeline.store = store
-            pipeline.fill_store = lambda: source.fill(store, map_element)
-    elif isinstance(source, PythonSource):
-        pipeline.store = python_store(settings, source, map_fn)
-    elif not source.in_memory or map_fn is not None:
-        pipeline.store = choose_store(settings, source, map_fn, pipeline.example)
-    return pipeline
 
 
-def _stream(
-    source: TfDatasetSource,
-    settings: Settings,
-    map_fn: ElementFunction | None,
-    augment_fn: RandomFunction | None,
-    counter: EpochCounter,
-) -> tf.data.Dataset:
-    if settings.shuffle:
-        source.warn_of_buffered_shuffle()
-    return stream_dataset(
-        source,
-        shuffle=settings.shuffle,
-        reshuffle_each_epoch=settings.reshuffle_each_epoch,
-        seed=settings.settled_seed,
-        batch_size=settings.batch_size,
-        drop_remainder=settings.drop_remainder,
-        map_fn=map_fn,
-        augment_fn=augment_fn,
-        parallel_calls=settings.parallel_calls,
-        counter=counter,
-        buckets=None if settings.bucket_by_length is None else StreamBuckets.of(settings),
+def check_buckets(source: Source | Stream, settings: Settings) -> None:
+    """Checks what can't be together with `bucket_by_length`.
+
+    Raises:
+        ValueError: an input whose lengths are not known, or another option.
+    """
+    if settings.bucket_by_length is None:
+        return
+    if not isinstance(source, (Stream, SequenceSource)):
+        raise ValueError(
+            "`bucket_by_length` needs sequences in memory, or a tf.data.Dataset of single examples. Any FastDataset "
+            "is one: FastDataset(FastDataset.from_tfrecord(..., batch_size=None), bucket_by_length=[...])."
+        )
+    if settings.cache not in ("auto", False):
+        raise ValueError(
+            f"cache={settings.cache!r} keeps examples of one shape, and `bucket_by_length` is for others. Leave "
+            "`cache` out, or cache the tf.data.Dataset itself."
+        )
+    if settings.on_error != "raise":
+        raise ValueError("on_error='skip' is not possible with `bucket_by_length`: batches are composed beforehand.")
+
+
+def choose_store(settings: Settings, source: Source, map_fn: RowFunction | None) -> ExampleStore | None:
+    """Opens or makes the store that `cache` asks for, or that fits where it is "auto".
+
+    Args:
+        settings: of which `cache` and `cache_folder` count.
+        source: where the examples come from.
+        map_fn: what is applied to them before they are kept.
+
+    Raises:
+        ValueError: a store was asked for and can't be.
+        OSError: a store on disk was asked for, and the disk is full or the folder can't be written.
+    """
+    ready = source.as_store()
+    if ready is not None and map_fn is None:
+        return ready
+    if settings.cache is False or settings.bucket_by_length is not None:
+        return None
+    asked_for = settings.cache != "auto"
+    if source.is_random:
+        if asked_for:
+            raise ValueError(
+                f"cache={settings.cache!r} would keep one random crop of each image for ever. Use cache=False with "
+                "`random_resized_crop`, or crop in `augment_fn`, which comes after the store."
+            )
+        return None
+    elements = source.elements if map_fn is None else map_fn.elements
+    obstacle = why_not_storable(elements)
+    if obstacle is not None:
+        if asked_for:
+            raise ValueError(_not_storable_error(settings, obstacle))
+        return None
+    random_ops = sorted({*source.random_ops, *([] if map_fn is None else map_fn.random_ops)})
+    if random_ops:
+        kept = f"cache={settings.cache!r} keeps what was drawn first for all epochs. "
+        warnings.warn(
+            f"The examples are made with random numbers ({', '.join(random_ops)}), and "
+            f"{kept if asked_for else 'so they are not cached. '}"
+            "Move what is random from map_fn or load_fn to augment_fn, which comes after the store.",
+            stacklevel=6,
+        )
+        if not asked_for:
+            return None
+    num_bytes = len(source) * elements.row_bytes
+    if settings.cache == "memory":
+        free = free_memory_bytes()
+        if num_bytes > free:
+            raise ValueError(
+                f"cache='memory' needs {_gigabytes(num_bytes)} for {len(source)} examples, but "
+                f"{_gigabytes(free)} are free. Use cache='disk', smaller examples, or cache='auto'."
+            )
+        return memory_store(elements, len(source))
+    if settings.cache == "disk":
+        try:
+            return _disk_store(settings, source, map_fn, elements)
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"cache='disk' needs {_gigabytes(num_bytes)} in a folder that can be written, and "
+                f"{settings.cache_folder} is none ({error}). Give another folder as `cache_dir`, or cache='memory'",
+            ) from error
+    if fits_in_memory(num_bytes):
+        return memory_store(elements, len(source))
+    if fits_on_disk(num_bytes, settings.cache_folder):
+        try:
+            return _disk_store(settings, source, map_fn, elements)
+        except OSError as error:
+            warnings.warn(
+                f"The examples are not cached: {settings.cache_folder} can't take {_gigabytes(num_bytes)} ({error}). "
+                "Give another folder as `cache_dir`.",
+                stacklevel=6,
+            )
+    return None
+
+
+def _disk_store(settings: Settings, source: Source, map_fn: RowFunction | None, elements: Elements) -> ExampleStore:
+    identity = source.identity()
+    map_digest = "none" if map_fn is None or identity is None else function_fingerprint(map_fn)
+    folder = settings.cache_folder
+    if identity is None or map_digest is None:
+        return private_disk_store(elements, len(source), folder)
+    recipe = {"source": identity.recipe, "map_fn": map_digest, "tensorflow": tf.__version__}
+    return open_disk_store(elements, len(source), folder, recipe, identity.content)
+
+
+def _dense_spec(stream: Stream) -> Any:
+    for leaf in tf.nest.flatten(stream.element_spec):
+        if not isinstance(leaf, tf.TensorSpec):
+            raise ValueError(
+                f"Examples that are kept must be dense tensors, and one holds a {type(leaf).__name__}. Use cache=False."
+            )
+    return stream.element_spec
+
+
+def _not_storable_error(settings: Settings, obstacle: str) -> str:
+    return (
+        f"cache={settings.cache!r} needs examples of one fixed shape and type, but {obstacle}. Give "
+        "image_size, pad or tf.ensure_shape in map_fn, or use cache=False."
     )
+
+
+def _gigabytes(num_bytes: float) -> str:
+    return f"{num_bytes / 1e9:.2f} GB"

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from keras_turbo.data.device_prefetch import device_iterator
 from keras_turbo.data.resuming import ResumableDataset
-from keras_turbo.data.variant_dataset import VariantDataset
+from keras_turbo.data.engine.node import VariantDataset
 
 
 def weights_classes(map_func: Callable) -> bool:

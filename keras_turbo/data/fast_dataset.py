@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import random
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import keras
+import numpy as np
 import tensorflow as tf
 
-from keras_turbo.data.assembly import assemble, source_of
-from keras_turbo.data.batch_parts import BatchParts, OrderOfParts, parts_of_own_batches, parts_of_whole_batches
+from keras_turbo.data.assembly import assemble_stored, assemble_stream, input_of, make_recipe
 from keras_turbo.data.class_weights import WeightedEpochs, weights_classes, with_all_classes
+from keras_turbo.data.constructors import Constructors
 from keras_turbo.data.device_prefetch import device_iterator
-from keras_turbo.data.epochs import Epochs
-from keras_turbo.data.example_order import EpochCounter, ExampleOrder, Remainder
-from keras_turbo.data.failures import SkippedExample
-from keras_turbo.data.file_datasets import FileDatasets
-from keras_turbo.data.report import PipelineReport, measure_pipeline
-from keras_turbo.data.service_pipeline import ServicePipeline
+from keras_turbo.data.engine.batches import BatchParts, PartsOfBatches, WholeBatches
+from keras_turbo.data.engine.buckets import BucketBatches
+from keras_turbo.data.engine.datasets import EpochDatasets
+from keras_turbo.data.engine.failures import SkippedExample
+from keras_turbo.data.engine.node import VariantDataset
+from keras_turbo.data.engine.order import EpochCounter, ExampleOrder, Remainder
+from keras_turbo.data.engine.recipe import Recipe
+from keras_turbo.data.profile import PipelineReport, measure
 from keras_turbo.data.settings import Cache, Settings, is_integer
-from keras_turbo.data.sources.made_in_python import MadeInPython
+from keras_turbo.data.sources.arrays import ArraySource
 from keras_turbo.data.sources.source import Source
-from keras_turbo.data.sources.tf_dataset import TfDatasetSource
+from keras_turbo.data.sources.streams import Stream
 
 
-class FastDataset(FileDatasets):
+class FastDataset(Constructors):
     """Batches for `fit()`, as fast as the machine makes them, in an order that a seed decides.
 
     It is a `tf.data.Dataset`: `fit`, `evaluate`, `predict`, `tf.distribute` and every method of tf.data take it.
@@ -63,11 +67,11 @@ class FastDataset(FileDatasets):
         shuffle: whether each epoch has an order of its own: a full shuffle over all positions. Default False. A
             `tf.data.Dataset` has positions only with `cache="memory"` or `"disk"`; without, it is shuffled through a
             buffer, with a warning where that is smaller than the data.
-        seed: integer from 0; decides order and augmentation. Default None: drawn from Python's `random`, which
-            `keras.utils.set_random_seed` seeds; see the attribute `seed`.
+        seed: integer from 0; decides order and augmentation. Default None: a function of the state of Python's `random`,
+            which `keras.utils.set_random_seed` seeds, and which is left as it is; see the attribute `seed`.
         reshuffle_each_epoch: False keeps the shuffled order of the first epoch. Default True.
         map_fn: the deterministic part of preparing an example; its results may be cached. Traced by TensorFlow,
-            unless it is a `keras_turbo.data.python_function.PythonFunction`, which runs as Python on arrays.
+            unless it is a `keras_turbo.data.PythonFunction`, which runs as Python on arrays.
         augment_fn: the random part, called for each example in each epoch and never cached. It may take a parameter
             named `seed` (int64, shape (2,)) for `tf.random.stateless_*` and `tf.image.stateless_random_*`; it may be a
             Keras layer; `tf.random.uniform`, `tf.image.random_flip_left_right` and their like are made functions of
@@ -83,10 +87,6 @@ class FastDataset(FileDatasets):
             make them, 0 for this one; by default chosen by the time that an item takes, and logged.
         on_error: what happens when an example can't be loaded. "raise" (default): an error with its path. "skip": it is
             left out, listed in `skipped`, and the first is warned of.
-        service: "grpc://host:port", the dispatcher of a tf.data service, whose workers make the batches: the same bytes
-            in the same order, as docs/data_service.md describes. Needs arrays (small ones), images or files that
-            TensorFlow's operations read, under paths that are the same on all machines. Nothing is cached. Default
-            None: this process makes them.
         bucket_by_length: ascending lengths, such as `[32, 64, 128]`, for sequences of unequal lengths (the first axis
             of an example): a batch has examples of one bucket, filled up with zeros to its length, so that batches
             have few shapes and XLA compiles once for each. `x` is then a `tf.RaggedTensor`, a list of sequences, a
@@ -97,7 +97,6 @@ class FastDataset(FileDatasets):
 
     Raises:
         TypeError, ValueError: an argument that can't be, when the dataset is built.
-        DataServiceError: no dispatcher answers at `service`.
 
     Attributes:
         seed: the seed in use; give it again for the same run.
@@ -122,7 +121,6 @@ class FastDataset(FileDatasets):
         drop_remainder: bool = False,
         workers: int | None = None,
         on_error: Literal["raise", "skip"] = "raise",
-        service: str | None = None,
         bucket_by_length: Sequence[int] | None = None,
         too_long: Literal["raise", "truncate"] = "raise",
     ) -> None:
@@ -138,21 +136,20 @@ class FastDataset(FileDatasets):
             drop_remainder=drop_remainder,
             workers=workers,
             on_error=on_error,
-            service=service,
             bucket_by_length=bucket_by_length,
             too_long=too_long,
         )
-        self._assemble(source_of(x, y, sample_weight, settings), settings)
+        self._assemble(input_of(x, y, sample_weight, settings), settings)
 
     @classmethod
-    def _of_source(cls, source: Source, settings: Settings, class_names: list[str] | None) -> FastDataset:
+    def _of_source(cls, source: Source | Stream, settings: Settings, class_names: list[str] | None) -> FastDataset:
         dataset = cls.__new__(cls)
         dataset._assemble(source, settings, class_names)
         return dataset
 
     def _assemble(
         self,
-        source: Source,
+        source: Source | Stream,
         settings: Settings,
         class_names: list[str] | None = None,
         order: ExampleOrder | None = None,
@@ -162,24 +159,34 @@ class FastDataset(FileDatasets):
         self._source = source
         self.class_names = class_names
         self._seed_was_drawn = settings.seed is None if like is None else like._seed_was_drawn
-        self.seed = random.randrange(2**31) if settings.seed is None else int(settings.seed)
+        self.seed = _drawn_seed() if settings.seed is None else int(settings.seed)
         # From here on with the seed in use: a shard of the dataset must have the same order.
-        self._settings = settings.with_seed(self.seed)
+        settings = settings.with_seed(self.seed)
+        self._settings = settings
         self._counter = counter or EpochCounter()
-        self._pipeline, self._dataset = assemble(
-            source,
-            self._settings,
-            order=order,
-            like=None if like is None else like._pipeline,
-            counter=self._counter,
-        )
-        self._epochs = Epochs(self._pipeline, self._dataset)
-        if isinstance(source, MadeInPython):
-            source.used_by(self)
-        if isinstance(self._pipeline, ServicePipeline):
-            self._pipeline.used_by(self)
+        self._epochs: EpochDatasets | None = None
+        if not isinstance(source, Stream):
+            recipe = make_recipe(
+                source, settings, self._counter, order=order, like=None if like is None else like._recipe
+            )
+        elif settings.cache in ("auto", False):
+            recipe = None
+            self._dataset = assemble_stream(source, settings, self._counter)
+        elif like is None:
+            recipe = assemble_stored(source, settings, self._counter)
+        else:
+            assert like._recipe is not None  # noqa: S101 (it was assembled so, too)
+            recipe = make_recipe(like._recipe.source, settings, self._counter, order=order, like=like._recipe)
+        if recipe is not None:
+            self._epochs = EpochDatasets(recipe)
+            self._dataset = self._epochs.batches()
+        source.used_by(self)
         variant = tf.data.experimental.to_variant(self._dataset)
         super().__init__(variant, self._dataset.element_spec, [self._dataset], holds=None)
+
+    @property
+    def _recipe(self) -> Recipe | None:
+        return None if self._epochs is None else self._epochs.recipe
 
     # What tf.data asks of a dataset.
 
@@ -194,18 +201,14 @@ class FastDataset(FileDatasets):
 
         With a GPU and without a strategy, batches are copied to the GPU ahead of the step that takes them.
         """
-        stored = self._epochs.stored() if tf.executing_eagerly() else None
-        if stored is None:
-            iterator = device_iterator(self, super().__iter__)
-        else:
-            iterator = device_iterator(stored, lambda: iter(stored))
-        # An attribute, since what TensorFlow takes for an iterator in a train function is its own class alone. The
-        # bound method also holds the dataset.
+        if not tf.executing_eagerly():
+            return super().__iter__()
+        iterator = device_iterator(self, lambda: _iterator_class()(self))
         iterator.stacks = self._stacks
         return iterator
 
     def _stacks(self, count: int) -> tf.data.Iterator | None:
-        stacks = self._epochs.stacks(count)
+        stacks = None if self._epochs is None else self._epochs.stacks(count)
         return None if stacks is None else iter(stacks)
 
     def map(self, map_func: Callable, *args: Any, **kwargs: Any) -> tf.data.Dataset:
@@ -220,7 +223,9 @@ class FastDataset(FileDatasets):
 
         `tf.data.UNKNOWN_CARDINALITY` as long as it can't be known: with `on_error="skip"` until one epoch is through.
         """
-        return self._epochs.cardinality()
+        if self._epochs is None:
+            return tf.convert_to_tensor(self._dataset.cardinality())
+        return tf.constant(self._epochs.cardinality(), tf.int64)
 
     def shard(  # pyright: ignore[reportIncompatibleMethodOverride] (there, tensors are numbers too)
         self, num_shards: int, index: int, name: str | None = None, *, remainder: Remainder = "keep"
@@ -246,7 +251,7 @@ class FastDataset(FileDatasets):
             ValueError: `index` is not below `num_shards`; a shard would be empty; another `remainder`; a
                 `tf.data.Dataset` without a store.
         """
-        if self._pipeline is None:
+        if self._recipe is None:
             raise ValueError(
                 "Only examples that have positions can be dealt out. Apply shard() to the tf.data.Dataset before it is "
                 "given to FastDataset, or use cache='memory' or 'disk'; a generator function can give a part by itself."
@@ -255,10 +260,10 @@ class FastDataset(FileDatasets):
             raise TypeError(
                 f"`num_shards` and `index` must be integers. Received: num_shards={num_shards!r}, index={index!r}."
             )
-        order = self._pipeline.order.shard(int(num_shards), int(index), remainder)
+        order = self._recipe.order.shard(int(num_shards), int(index), remainder)
         if order.num_examples == 0:
             raise ValueError(
-                f"Shard {index} of {num_shards} would be empty: there are {self._pipeline.order.num_examples} examples."
+                f"Shard {index} of {num_shards} would be empty: there are {self._recipe.order.num_examples} examples."
             )
         return self._part(order, self._settings)
 
@@ -283,16 +288,13 @@ class FastDataset(FileDatasets):
             ValueError: numbers that can't be.
         """
         parts = BatchParts(num_workers, worker, replicas_per_worker)
-        pipeline = self._pipeline
-        if pipeline is None or pipeline.batch_size is None or pipeline.may_skip:
-            return parts_of_whole_batches(self, parts)
-        order = OrderOfParts.of(pipeline.order, pipeline.batch_size, pipeline.drop_remainder, parts)
-        # Of one batch that is not full some worker may have no row. All have to cut it alike, those with rows, too.
-        if pipeline.batch_size < parts.num_parts or order.num_full_batches == 0:
-            return parts_of_whole_batches(self, parts)
-        settings = dataclasses.replace(self._settings, batch_size=order.own_batch_size)
-        own = self._part(order, settings, self._counter)
-        return parts_of_own_batches(own, own._pipeline, order)
+        recipe = self._recipe
+        if recipe is None or recipe.may_skip or not isinstance(recipe.batches, WholeBatches):
+            return _cut(self, parts)
+        if recipe.batches.batch_size is None:
+            return _cut(self, parts)
+        own = dataclasses.replace(recipe, batches=PartsOfBatches(recipe.batches, parts))
+        return EpochDatasets(own).batches()
 
     def _part(self, order: ExampleOrder, settings: Settings, counter: EpochCounter | None = None) -> FastDataset:
         part = type(self).__new__(type(self))
@@ -320,10 +322,15 @@ class FastDataset(FileDatasets):
         if seed == self.seed:
             return
         # Iterators over the graph so far go on.
-        self._replaced = [*getattr(self, "_replaced", []), (self._pipeline, self._epochs)]
-        order = None if self._pipeline is None else dataclasses.replace(self._pipeline.order, seed=seed)
+        self._replaced = [*getattr(self, "_replaced", []), (self._dataset, self._epochs)]
+        order = None if self._recipe is None else dataclasses.replace(self._recipe.order, seed=seed)
         settings = self._settings.with_seed(seed)
         self._assemble(self._source, settings, self.class_names, order, like=self, counter=self._counter)
+
+    def cause_of(self, error: Exception) -> Exception:
+        """What an epoch has raised, where TensorFlow's error is about that; else the error itself."""
+        cause = None if self._epochs is None else self._epochs.error
+        return cause if cause is not None and type(cause).__name__ in str(error) else error
 
     # What it knows of its examples.
 
@@ -333,10 +340,12 @@ class FastDataset(FileDatasets):
         settings = self._settings
         # Where nothing is drawn, the seed is of no account; it may have been drawn itself.
         is_random = settings.shuffle or settings.augment_fn is not None or self._source.is_random
-        order = None if self._pipeline is None else self._pipeline.order
+        recipe = self._recipe
+        order = None if recipe is None else recipe.order
+        number = self._source.number if isinstance(self._source, Stream) else len(self._source)
         buckets = {} if settings.bucket_by_length is None else {"bucket_by_length": list(settings.bucket_by_length)}
         return buckets | {
-            "num_examples": self._source.num_examples,
+            "num_examples": number if recipe is None else len(recipe.source),
             "shard": [1, 0] if order is None else [order.num_shards, order.shard_index],
             "remainder": "keep" if order is None else order.remainder,
             "batch_size": settings.batch_size,
@@ -350,39 +359,40 @@ class FastDataset(FileDatasets):
     @property
     def why_batches_are_read(self) -> str | None:
         """Why `resume_at` must read the batches before; None where it need not."""
-        if isinstance(self._source, TfDatasetSource) and self._pipeline is None:
-            if self._settings.bucket_by_length is not None:
-                return f"which elements of {self._source.is_called} are in a batch is known once the batch is made"
-            if self._source.can_seek:
+        recipe = self._recipe
+        if recipe is not None:
+            if not recipe.may_skip or recipe.is_ready:
                 return None
-            return f"{self._source.is_called} without a store has no positions (a tf.data.Dataset gets them by cache)"
-        if self._pipeline is None:
-            return None
-        if self._pipeline.may_skip:
             return "on_error='skip' may have left examples out of them, and they must be loaded to know which"
-        return None
+        assert isinstance(self._source, Stream)  # noqa: S101 (nothing else is without a recipe)
+        if self._settings.bucket_by_length is not None:
+            return f"which elements of {self._source.is_called} are in a batch is known once the batch is made"
+        if self._source.can_seek:
+            return None
+        return f"{self._source.is_called} without a store has no positions (a tf.data.Dataset gets them by cache)"
 
     @property
     def is_stream(self) -> bool:
         """Whether examples can only be read one after another: those of a `tf.data.Dataset` without a store."""
-        return self._pipeline is None
+        return self._recipe is None
 
     @property
     def workers(self) -> int | None:
-        """Processes that make examples in Python: 0 is this one. None where TensorFlow makes them, in threads."""
-        return self._source.choice.number if isinstance(self._source, MadeInPython) else None
+        """Processes that make examples in Python: 0 is this one. None where others make them, in threads."""
+        return self._source.processes
 
     @property
     def stored_in(self) -> Literal["memory", "disk"] | None:
         """Where examples are kept once they are made."""
-        if self._pipeline is None or self._pipeline.store is None:
+        recipe = self._recipe
+        if recipe is None or recipe.store is None or recipe.store is recipe.source.as_store():
             return None
-        return self._pipeline.store.kind
+        return recipe.store.kind
 
     @property
     def is_ready(self) -> bool:
         """Whether no epoch will load an example any more: all are in memory or in the store."""
-        return self._pipeline is not None and self._pipeline.only_gathers()
+        return self._recipe is not None and self._recipe.is_ready
 
     @property
     def labels(self) -> Any:
@@ -394,8 +404,8 @@ class FastDataset(FileDatasets):
             ValueError: there are no labels, the order changes from epoch to epoch, or it is not known yet what will be
                 skipped.
         """
-        positions = self._epochs.fixed_positions("labels")
-        labels = self._source.labels_at(positions)
+        positions = self._fixed_positions("labels")
+        labels = self._recipe.source.labels_at(positions)
         if labels is None:
             raise ValueError("This dataset has no labels: it was built without `y` or `labels`.")
         return labels
@@ -406,14 +416,47 @@ class FastDataset(FileDatasets):
         paths = getattr(self._source, "paths", None)
         if paths is None:
             raise ValueError("This dataset is not made of files, so it has no `file_paths`.")
-        return [paths[position] for position in self._epochs.fixed_positions("file_paths")]
+        return [paths[position] for position in self._fixed_positions("file_paths")]
 
     @property
     def skipped(self) -> list[SkippedExample]:
         """What `on_error="skip"` has left out so far, with paths and reasons, in the order of positions."""
-        if self._pipeline is None:
+        recipe = self._recipe
+        if recipe is None:
             return []
-        return [*self._source.left_out, *(example for _, example in sorted(self._pipeline.failures.skipped.items()))]
+        return [*recipe.source.left_out, *(example for _, example in sorted(recipe.failures.skipped.items()))]
+
+    def _fixed_positions(self, what: str) -> np.ndarray:
+        """The positions in the order in which examples are yielded, where all epochs have the same.
+
+        Args:
+            what: what an error calls that which was to be had in this order.
+
+        Raises:
+            ValueError: the order changes, or it is not known yet what will be skipped.
+        """
+        recipe = self._recipe
+        if recipe is None:
+            raise ValueError(f"`{what}` of a tf.data.Dataset without a store can't be known.")
+        if not recipe.order.is_fixed:
+            raise ValueError(
+                f"`{what}` has no fixed order: shuffle=True gives each epoch another. Use shuffle=False for "
+                "evaluation, or reshuffle_each_epoch=False."
+            )
+        if isinstance(recipe.batches, BucketBatches):
+            return recipe.batches.examples(0)
+        positions = recipe.order.positions(0)
+        if recipe.may_skip:
+            if not recipe.failures.are_known(positions):
+                raise ValueError(
+                    f"`{what}` can't be known before one epoch is through: on_error='skip' may leave examples out. "
+                    "Iterate once."
+                )
+            positions = positions[~recipe.failures.have_failed(positions)]
+        size = self._settings.batch_size
+        if self._settings.drop_remainder and size is not None:
+            positions = positions[: len(positions) // size * size]
+        return positions
 
     def report(self, seconds: float = 5.0, *, verbose: bool = True) -> PipelineReport:
         """Measures each stage by itself, and the whole, and prints a table.
@@ -429,12 +472,68 @@ class FastDataset(FileDatasets):
         Raises:
             ValueError: the dataset is over a `tf.data.Dataset` without a store, whose stages can't be seen.
         """
-        if self._pipeline is None or not self._source.can_be_measured or self._settings.service is not None:
+        recipe = self._recipe
+        if recipe is None or recipe.source.loading_is_called is None:
             raise ValueError(
-                "report() measures arrays and files that TensorFlow reads in this process; the stages of a "
-                "tf.data.Dataset, of Python code and of a data service can't be told apart."
+                "report() measures arrays and files; the stages of a tf.data.Dataset and of Python code can't be told "
+                "apart."
             )
-        report = measure_pipeline(self._pipeline, seconds)
+        report = measure(recipe, seconds)
         if verbose:
             report.print()
         return report
+
+
+def _drawn_seed() -> int:
+    """A seed that follows from the state of Python's `random`, without moving it on: so nothing else is drawn otherwise."""
+    generator = random.Random()
+    generator.setstate(random.getstate())
+    return generator.randrange(2**31)
+
+
+@functools.cache
+def _iterator_class() -> type:
+    """TensorFlow's own class of iterators, which is what train functions take, with plain errors."""
+    with tf.device("CPU:0"):
+        base: Any = type(iter(tf.data.Dataset.range(0)))
+
+    class FastIterator(base):
+        """An iterator over a `FastDataset`."""
+
+        def __init__(self, dataset: FastDataset) -> None:
+            super().__init__(dataset)
+            self._of = dataset
+
+        def __next__(self) -> Any:
+            try:
+                return super().__next__()
+            except tf.errors.OpError as error:
+                raise self._of.cause_of(error) from None
+
+    return FastIterator
+
+
+def _cut(whole: tf.data.Dataset, parts: BatchParts) -> tf.data.Dataset:
+    """A worker's part of batches of which only the whole can be made: all of them are made, and cut.
+
+    Raises:
+        ValueError: elements are single numbers, which can't be cut.
+    """
+    for leaf in tf.nest.flatten(whole.element_spec):
+        if leaf.shape.rank == 0:
+            raise ValueError(
+                "Each batch is divided among the workers, and here elements have no batch axis (batch_size=None). Give "
+                f"batch_size, that of all workers together. Received elements of {whole.element_spec}."
+            )
+    spec = tf.nest.map_structure(lambda leaf: tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype), whole.element_spec)
+    leaves = tf.nest.flatten(spec)
+    # What tf.distribute cuts batches with, into as many parts as it is told, the last ones without rows if need be.
+    variant = tf.raw_ops.RebatchDataset(
+        input_dataset=tf.data.experimental.to_variant(whole),
+        num_replicas=parts.num_parts,
+        output_types=[leaf.dtype for leaf in leaves],
+        output_shapes=[leaf.shape for leaf in leaves],
+    )
+    cut = VariantDataset(variant, spec, [whole], holds=whole)
+    own = cut.shard(parts.num_workers, parts.worker).prefetch(parts.replicas_per_worker)
+    return VariantDataset(tf.data.experimental.to_variant(own), spec, [own], holds=whole)

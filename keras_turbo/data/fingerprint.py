@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
-from keras_turbo.data.python_calls import PYTHON_OPS
+from keras_turbo.data.functions import RowFunction
+from keras_turbo.data.stateless_random import PYTHON_OPS
 
 # Names of functions inside a graph end with a number that counts what the process has traced before, and the order in
 # which a graph lists its functions depends on these names.
@@ -19,24 +20,38 @@ _COUNTED_NAME = re.compile(rb"__(?:inference|forward|backward)_.*?_\d+|cond_(?:t
 _IDLE_ATTRIBUTES = {"config_proto", "executor_type", "_construction_context", "_gradient_op_type"}
 
 
-def function_fingerprint(function: Callable, specs: list[Any]) -> str | None:
+# Operations that read files, and those that can make another path of the one that a loader is given.
+_READING_OPS = {
+    "FixedLengthRecordDatasetV2",
+    "InitializeTableFromTextFileV2",
+    "MatchingFiles",
+    "ReadFile",
+    "RestoreV2",
+    "TFRecordDatasetV2",
+    "TextLineDataset",
+    "WholeFileReaderV2",
+}
+_PATH_OPS = {"RegexReplace", "StaticRegexReplace", "StringFormat", "StringJoin", "StringReplace", "Substr"}
+
+
+def function_fingerprint(function: RowFunction, *, is_loader: bool = False) -> str | None:
     """A digest of what a function of tensors does.
 
     Constants, and the values of variables and tensors that it takes from outside, are part of it.
 
     Args:
-        function: takes one tensor for each spec.
-        specs: `tf.TensorSpec`s.
+        function: as TensorFlow traced it.
+        is_loader: whether it is given the path of a file, which it may read.
 
     Returns:
-        A hexadecimal digest; None where the function can't be recognised: it calls Python, or holds a lookup table or
-        the like.
+        A hexadecimal digest; None where the function can't be recognised: it calls Python, holds a lookup table or the
+        like, or reads other files than the one that it is given, which may change.
     """
-    # Of a function's own default values tf.function would make inputs.
-    concrete = tf.function(lambda *inputs: function(*inputs)).get_concrete_function(*specs)  # noqa: PLW0108
+    concrete = function.concrete
     graph_def = concrete.graph.as_graph_def()
     nodes = [*graph_def.node, *(node for inner in graph_def.library.function for node in inner.node_def)]
-    if any(node.op in PYTHON_OPS for node in nodes):
+    ops = [node.op for node in nodes]
+    if PYTHON_OPS.intersection(ops) or not _reads_only_its_input(nodes, is_loader):
         return None
     hasher = hashlib.blake2b(digest_size=16)
     hasher.update(_GraphDigest(graph_def).of_nodes(graph_def.node))
@@ -53,6 +68,14 @@ def function_fingerprint(function: Callable, specs: list[Any]) -> str | None:
         hasher.update(_joined([value.dtype.name, str(value.shape)]))
         hasher.update(repr(value.numpy().tolist()).encode() if value.dtype == tf.string else value.numpy().tobytes())
     return hasher.hexdigest()
+
+
+def _reads_only_its_input(nodes: list[Any], is_loader: bool) -> bool:
+    readers = [node for node in nodes if node.op in _READING_OPS]
+    if not readers:
+        return True
+    makes_paths = any(node.op in _PATH_OPS for node in nodes)
+    return is_loader and [node.op for node in readers] == ["ReadFile"] and not makes_paths
 
 
 class _GraphDigest:

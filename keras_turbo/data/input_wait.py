@@ -15,8 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_turbo.data.light_operations import on_one_device
-from keras_turbo.data.variant_dataset import VariantDataset
+from keras_turbo.data.engine.node import VariantDataset, on_one_device
 
 # What iterators of a FastDataset have besides those of other datasets, for train functions that know them.
 _FURTHER_METHODS = ("stacks", "resume")

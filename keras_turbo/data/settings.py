@@ -12,10 +12,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from keras_turbo.data.disk_store import default_cache_dir
-from keras_turbo.data.failures import ON_ERROR
-from keras_turbo.data.length_buckets import TOO_LONG, check_boundaries
-from keras_turbo.data.service.address import ServiceAddress
+from keras_turbo.data.engine.disk_store import default_cache_dir
+from keras_turbo.data.engine.failures import ON_ERROR
+from keras_turbo.data.engine.buckets import TOO_LONG, check_boundaries
 from keras_turbo.devices.cpu import cores
 from keras_turbo.storage.schemes import is_remote, resolved
 
@@ -45,7 +44,6 @@ class Settings:
     drop_remainder: bool = False
     workers: int | None = None
     on_error: Literal["raise", "skip"] = "raise"
-    service: str | None = None
     bucket_by_length: Sequence[int] | None = None
     too_long: Literal["raise", "truncate"] = "raise"
 
@@ -86,16 +84,10 @@ class Settings:
                 raise TypeError(
                     f"`{name}` must be a function, a Keras layer or None. Received: {name}={getattr(self, name)!r}."
                 )
-        if self.service is not None:
-            ServiceAddress.parse(self.service)
         if self.bucket_by_length is not None:
             check_boundaries(self.bucket_by_length)
             if self.batch_size is None:
                 raise ValueError("`bucket_by_length` puts sequences together in batches. Give a batch_size.")
-            if self.service is not None:
-                raise ValueError(
-                    "`bucket_by_length` composes batches in this process: it is not possible together with `service`."
-                )
         if self.too_long not in TOO_LONG:
             raise ValueError(f"`too_long` must be 'raise' or 'truncate'. Received: too_long={self.too_long!r}.")
         if self.too_long != "raise" and self.bucket_by_length is None:

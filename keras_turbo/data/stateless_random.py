@@ -12,7 +12,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_turbo.data.python_calls import PYTHON_OPS
+PYTHON_OPS = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})
+"""The operations that call Python, behind which anything may be hidden."""
 
 # Stateful op -> the stateless one of the same distribution. All of the latter take `seed` as their second input and
 # know no `seed` and `seed2` attributes; other inputs and attributes agree, but for the name in _RENAMED_ATTRIBUTES.
@@ -51,9 +52,9 @@ _OTHER_STATEFUL_OPS = {
 }
 
 
-def random_ops_of(function: Callable, specs: list[Any]) -> list[str]:
-    """The sorted names of the stateful random ops in a function of tensors (control flow inside it included)."""
-    graph_def = tf.function(function, autograph=True).get_concrete_function(*specs).graph.as_graph_def()
+def random_ops_in(concrete: Any) -> list[str]:
+    """The sorted names of the stateful random ops in a traced function (control flow inside it included)."""
+    graph_def = concrete.graph.as_graph_def()
     nodes = [*graph_def.node, *(node for inner in graph_def.library.function for node in inner.node_def)]
     return sorted({node.op for node in nodes} & (_STATELESS_TWINS.keys() | _OTHER_STATEFUL_OPS))
 

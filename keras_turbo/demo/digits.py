@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from keras_turbo.data.disk_store import default_cache_dir
+from keras_turbo.data.engine.disk_store import default_cache_dir
 
 NUM_DIGITS = 1797
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_turbo.data.python_calls import call_on
+from keras_turbo.data.engine.elements import Column, Elements
+from keras_turbo.data.engine.store import ExampleStore
 from keras_turbo.data.sources.source import Identity, Source
 
 _HASH_CHUNK_BYTES = 1 << 24
@@ -24,8 +25,7 @@ class ArraySource(Source):
     Args:
         x: array, or dict, tuple or list of arrays (nested as wanted), each of shape `(num_examples, ...)`: numpy,
             TensorFlow, JAX or torch arrays, pandas frames, lists of numbers or strings. Floats become Keras' `floatx`,
-            as `fit(x, y)` makes them. Arrays are copied into TensorFlow's memory, but for a `numpy.memmap`, which
-            stays on disk and is read row by row.
+            as `fit(x, y)` makes them. NumPy's arrays are read where they are; a `numpy.memmap` stays on disk.
         y: the same for targets, or None.
         sample_weight: the same for weights, or None; needs `y`.
         memory_maps_stay_on_disk: whether a `numpy.memmap` is left where it is. Default True.
@@ -35,33 +35,34 @@ class ArraySource(Source):
         TypeError: something that is no array of numbers or strings.
     """
 
-    in_memory = True
+    loads_together = True
+    loading_is_called = "gather"
 
     def __init__(
         self, x: Any, y: Any = None, sample_weight: Any = None, *, memory_maps_stay_on_disk: bool = True
     ) -> None:
-        structure, leaves = structured_arrays(x, y, sample_weight, memory_maps_stay_on_disk=memory_maps_stay_on_disk)
-        self._structure = structure
+        self._structure, self._arrays = structured_arrays(
+            x, y, sample_weight, memory_maps_stay_on_disk=memory_maps_stay_on_disk
+        )
         self._has_y = y is not None
-        self._arrays = leaves
-        with tf.device("CPU:0"):
-            self._tensors = [
-                a if isinstance(a, np.memmap) and memory_maps_stay_on_disk else tf.convert_to_tensor(a) for a in leaves
-            ]
+        self.elements = Elements(tf.nest.pack_sequence_as(self._structure, [_row_spec(a) for a in self._arrays]))
+        # Text as what TensorFlow makes of it; the labels that the user asks for stay as they are.
+        rows = [array.astype(object) if array.dtype.kind in "US" else array for array in self._arrays]
+        self._store = ExampleStore(rows, np.ones(len(self._arrays[0]), np.bool_))
 
-        self.bytes_in_graph = sum(array.nbytes for array in leaves if not isinstance(array, np.memmap))
-
-    @property
-    def num_examples(self) -> int:
+    def __len__(self) -> int:
         return len(self._arrays[0])
 
-    def gather(self, positions: tf.Tensor) -> Any:
-        return tf.nest.pack_sequence_as(self._structure, [_rows(tensor, positions) for tensor in self._tensors])
+    def as_store(self) -> ExampleStore:
+        return self._store
 
-    def load(self, position: tf.Tensor, seed: tf.Tensor) -> Any:
-        return self.gather(position)
+    def load(
+        self, positions: np.ndarray, seeds: np.ndarray | None, in_place: list[list[np.ndarray]] | None
+    ) -> tuple[list[Column], dict[int, Exception]]:
+        out = [np.empty((len(positions), *shape), dtype) for shape, dtype in self.elements.arrays]
+        return self._store.gather(positions, out), {}
 
-    def describe(self, position: int) -> str:
+    def name(self, position: int) -> str:
         return f"the example at index {position}"
 
     def labels_at(self, positions: np.ndarray) -> Any:
@@ -72,19 +73,34 @@ class ArraySource(Source):
         )
 
     def identity(self) -> Identity:
-        hasher = hashlib.blake2b(digest_size=16)
-        for array in self._arrays:
-            hasher.update(f"{array.shape}{array.dtype}".encode())
-            if array.dtype == object:  # strings: TensorFlow's are bytes objects
-                for item in array.ravel():
-                    encoded = item if isinstance(item, bytes) else str(item).encode()
-                    hasher.update(len(encoded).to_bytes(8, "little") + encoded)
-                continue
-            rows = max(1, _HASH_CHUNK_BYTES // max(1, array.nbytes // max(1, len(array))))
-            for start in range(0, len(array), rows):
-                hasher.update(np.ascontiguousarray(array[start : start + rows]).tobytes())
         # The data is part of the recipe: other arrays are other examples, not a newer state of these.
-        return Identity(recipe={"kind": "arrays", "data": hasher.hexdigest()}, content=None)
+        return Identity(recipe={"kind": "arrays", "data": digest_of(self._arrays)}, content=None)
+
+
+def digest_of(arrays: Sequence[np.ndarray]) -> str:
+    """A hexadecimal digest of what is in some arrays."""
+    hasher = hashlib.blake2b(digest_size=16)
+    for array in arrays:
+        hasher.update(f"{array.shape}{array.dtype}".encode())
+        if array.dtype == object:  # strings: TensorFlow's are bytes objects
+            for item in array.ravel():
+                encoded = item if isinstance(item, bytes) else str(item).encode()
+                hasher.update(len(encoded).to_bytes(8, "little") + encoded)
+            continue
+        rows = max(1, _HASH_CHUNK_BYTES // max(1, array.nbytes // max(1, len(array))))
+        for start in range(0, len(array), rows):
+            hasher.update(np.ascontiguousarray(array[start : start + rows]).tobytes())
+    return hasher.hexdigest()
+
+
+def _row_spec(array: np.ndarray) -> tf.TensorSpec:
+    if array.dtype.kind in "OUS":
+        return tf.TensorSpec(array.shape[1:], tf.string)
+    # Memory maps of other floats stay as they are on disk.
+    is_float = np.issubdtype(array.dtype, np.floating)
+    return tf.TensorSpec(
+        array.shape[1:], keras.config.floatx() if is_float else tf.as_dtype(array.dtype.newbyteorder("="))
+    )
 
 
 def structured_arrays(
@@ -165,12 +181,3 @@ def _as_array(leaf: Any, name: str, memory_maps_stay_on_disk: bool) -> np.ndarra
             return array  # cast row by row: a copy of it may not fit in memory
         array = array.astype(keras.config.floatx())
     return array
-
-
-def _rows(data: tf.Tensor | np.memmap, positions: tf.Tensor) -> tf.Tensor:
-    if not isinstance(data, np.memmap):
-        return tf.gather(data, positions)
-    dtype = tf.as_dtype(data.dtype)
-    rows = call_on(data, lambda data, wanted: np.asarray(data[wanted]), [positions], dtype)
-    rows.set_shape([*positions.shape, *data.shape[1:]])
-    return tf.cast(rows, keras.config.floatx()) if dtype.is_floating else rows

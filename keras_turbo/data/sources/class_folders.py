@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import functools
 import os
 import pathlib
 import warnings
@@ -12,10 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
-import tensorflow as tf
 
 from keras_turbo.data.labels import check_class_names, encode_labels, labels_of_paths
-from keras_turbo.data.sources.files import FileSource
+from keras_turbo.data.sources.files import DecodedFiles, Decoder, Files
 from keras_turbo.storage import paths as storage
 from keras_turbo.storage import remote
 from keras_turbo.storage.schemes import is_remote, resolved
@@ -56,23 +54,6 @@ class ClassFiles:
     paths: list[str]
     class_of: list[str]
     class_names: list[str]
-
-
-@dataclasses.dataclass(frozen=True)
-class Loader:
-    """How the files of one part are loaded.
-
-    Attributes:
-        load: graph code: `(path, seed) -> x`.
-        options: JSON-able description of what decides its result.
-        is_random: whether it uses the seed.
-        load_remotely: as `load`, by TensorFlow's operations alone; None where that is so anyway.
-    """
-
-    load: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
-    options: dict[str, Any]
-    is_random: bool = False
-    load_remotely: Callable[[tf.Tensor, tf.Tensor], tf.Tensor] | None = None
 
 
 def find_class_files(
@@ -268,7 +249,7 @@ def _head(path: str) -> bytes:
 def class_folder_sources(
     files: ClassFiles,
     kind: FileKind,
-    loader_of: Callable[[bool], Loader],
+    decoder_of: Callable[[bool], tuple[Decoder, dict[str, Any]]],
     *,
     directory: str | os.PathLike,
     labels: Any,
@@ -277,14 +258,14 @@ def class_folder_sources(
     validation_split: float | None,
     subset: Subset | None,
     seed: int | None,
-) -> tuple[dict[str, FileSource], list[str] | None]:
+) -> tuple[dict[str, DecodedFiles], list[str] | None]:
     """The sources of files that were found, by the name of their part, and the class names.
 
     Args:
         files: what `find_class_files` found.
         kind: of these files.
-        loader_of: gives how a part is loaded, by whether it is held out of a training that is asked for with it: such
-            files are looked at whole.
+        decoder_of: gives the decoder of a part, and what decides its result made of JSON's types, by whether the part is
+            held out of a training that is asked for with it: such files are looked at whole.
         directory: where they were found.
         labels: as `FastDataset.from_image_folder` documents; this one and those below.
         label_mode: "int", "categorical", "binary", "raw" or None.
@@ -314,32 +295,28 @@ def class_folder_sources(
                 f"validation_split={validation_split} of {len(files.paths)} {kind.plural} leaves none for {part}. Use "
                 f"more {kind.plural} or another share."
             )
-        loader = loader_of(part == "validation" and subset == "both")
+        decoder, options = decoder_of(part == "validation" and subset == "both")
         recipe = {
             "kind": f"{kind.name}_folder",
             "directory": storage.absolute(resolved(directory, "directory")),
-            kind.plural: loader.options,
+            kind.plural: options,
             "classes": [labels if isinstance(labels, str) else labels is not None, label_mode, names],
             "part": [part, validation_split and float(validation_split), subset, seed and int(seed)],
         }
-        sources[part] = FileSource(
+        of_part = Files(
             [path for path, is_wanted in zip(files.paths, mask, strict=True) if is_wanted],
-            loader.load,
             None if encoded is None else encoded[mask],
             None if numbers is None else numbers[mask],
-            functools.partial(dict, recipe),
-            is_random=loader.is_random,
-            loading_is_called="decode",
-            load_remotely=loader.load_remotely,
         )
+        sources[part] = DecodedFiles(of_part, decoder, recipe)
     return sources, names
 
 
-def check_split(validation_split: float | None, subset: Subset | None, kind: FileKind) -> None:
-    """Checks the two arguments of a split.
+def check_split(validation_split: float | None, subset: Subset | None, seed: int | None, kind: FileKind) -> None:
+    """Checks the arguments of a split.
 
     Raises:
-        ValueError: one that can't be, or one without the other.
+        ValueError: one that can't be, or one without the others.
     """
     if validation_split is None:
         if subset is not None:
@@ -351,6 +328,11 @@ def check_split(validation_split: float | None, subset: Subset | None, kind: Fil
         raise ValueError(
             "With `validation_split`, `subset` must be 'training', 'validation' or 'both'. "
             f"Received: subset={subset!r}."
+        )
+    if seed is None and subset != "both":
+        raise ValueError(
+            f"The {subset} part is drawn by `seed`, which must be the same for both parts, or some {kind.plural} are in "
+            "both. Give a seed in both calls, or make both parts by one with subset='both'."
         )
 
 

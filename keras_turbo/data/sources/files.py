@@ -5,102 +5,188 @@ from __future__ import annotations
 import glob
 import os
 import pathlib
+import stat
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
 
+from keras_turbo.data.engine.elements import Column, Elements, numpy_dtype
 from keras_turbo.data.fingerprint import function_fingerprint
+from keras_turbo.data.functions import PythonFunction, RowFunction
 from keras_turbo.data.labels import encode_labels, labels_of_paths
-from keras_turbo.data.python_function import PythonFunction
 from keras_turbo.data.settings import Settings
-from keras_turbo.data.sources.mapped_rows import MappedRowsSource
-from keras_turbo.data.sources.source import Identity, Source
+from keras_turbo.data.sources.source import ExampleSource, Identity, Source
 from keras_turbo.storage import paths as storage
 from keras_turbo.storage import remote
 from keras_turbo.storage.globbing import remote_glob
 from keras_turbo.storage.schemes import is_remote, resolved
 
 
-class FileSource(Source):
-    """One example for each file.
+class Decoder(Protocol):
+    """Makes an array of a file's bytes."""
+
+    #: Of the array; None for sizes that are the file's own.
+    shape: tuple[int | None, ...]
+    #: Of its numbers.
+    dtype: np.dtype
+    #: Whether it uses its seed.
+    is_random: bool
+
+    def decode(self, data: bytes, seed: np.ndarray | None, out: np.ndarray | None) -> np.ndarray:
+        """Decodes a file, into `out` if it is given."""
+        ...
+
+
+class Files:
+    """The paths and the labels of examples that are files.
 
     Args:
         paths: the files, as errors and the user call them. They are read where they are now, whatever folder this
             process works in later.
-        load_path: graph code that makes an example's `x` (or a whole element) of an absolute path: `(path, seed) -> x`.
         labels: array with a row for each path, put behind x as `y`; None for x alone.
         class_numbers: the same as class numbers, where there are classes and `labels` has them in another form.
-        recipe: gives a JSON-able description of `load_path`, or None where it can't be told.
-        is_random: whether `load_path` uses its seed.
-        loading_is_called: the name of what `load_path` does, in a report.
-        load_remotely: as `load_path`, by TensorFlow's operations alone; None where that is so anyway.
+    """
+
+    def __init__(self, paths: Sequence[str], labels: np.ndarray | None, class_numbers: np.ndarray | None) -> None:
+        self.paths = list(paths)
+        self.absolute = [storage.absolute(path) for path in self.paths]
+        self.labels = labels if labels is None or labels.dtype.kind not in "US" else labels.astype(object)
+        self._class_numbers = class_numbers
+
+    def labels_at(self, positions: np.ndarray) -> np.ndarray | None:
+        """The labels of files at some positions; class numbers where there are classes."""
+        labels = self.labels if self._class_numbers is None else self._class_numbers
+        return None if labels is None else labels[positions]
+
+    def with_label(self, spec: Any) -> Any:
+        """The structure of `tf.TensorSpec`s of an example, by that of x."""
+        if self.labels is None:
+            return spec
+        dtype = tf.string if self.labels.dtype == object else tf.as_dtype(self.labels.dtype)
+        return spec, tf.TensorSpec(self.labels.shape[1:], dtype)
+
+    def content(self) -> Any:
+        """What is in the files, for an `Identity`."""
+        labels = None if self.labels is None else self.labels.tolist()
+        return {"files": files_content(self.paths), "labels": labels}
+
+
+class DecodedFiles(ExampleSource):
+    """Files that a decoder makes arrays of.
+
+    Args:
+        files: which.
+        decoder: of one file.
+        recipe: JSON-able description of how it is decoded.
+    """
+
+    can_fail = True
+    loading_is_called = "decode"
+
+    def __init__(self, files: Files, decoder: Decoder, recipe: Any) -> None:
+        self.files = files
+        self.paths = files.paths
+        self.is_random = decoder.is_random
+        self.elements = Elements(files.with_label(tf.TensorSpec(decoder.shape, tf.as_dtype(decoder.dtype))))
+        self.decoder = decoder
+        self._recipe = recipe
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def read(self, position: int) -> bytes:
+        """The bytes of a file."""
+        return read_whole(self.files.absolute[position])
+
+    def load_one(self, position: int, seed: np.ndarray | None, out: list[np.ndarray] | None) -> list[np.ndarray]:
+        value = self.decoder.decode(self.read(position), seed, None if out is None else out[0])
+        if self.files.labels is None:
+            return [value]
+        label = self.files.labels[position]
+        if out is not None:
+            out[1][...] = label
+        return [value, label]
+
+    def name(self, position: int) -> str:
+        return self.paths[position]
+
+    def labels_at(self, positions: np.ndarray) -> np.ndarray | None:
+        return self.files.labels_at(positions)
+
+    def identity(self) -> Identity:
+        return Identity(self._recipe, self.files.content())
+
+
+class TracedFiles(Source):
+    """Files that a function of the path makes examples of, traced by TensorFlow.
+
+    Args:
+        files: which.
+        load_fn: takes the path (string tensor), and returns x or the whole element.
+        recipe: JSON-able description of the files.
     """
 
     can_fail = True
 
-    def __init__(
-        self,
-        paths: Sequence[str],
-        load_path: Callable[[tf.Tensor, tf.Tensor], Any],
-        labels: np.ndarray | None,
-        class_numbers: np.ndarray | None,
-        recipe: Callable[[], Any],
-        is_random: bool = False,
-        loading_is_called: str = "load",
-        load_remotely: Callable[[tf.Tensor, tf.Tensor], Any] | None = None,
-    ) -> None:
-        self.paths = list(paths)
-        self._labels = labels
-        self._class_numbers = class_numbers
-        self.is_random = is_random
-        self.loading_is_called = loading_is_called
-        # A function of its own, since it is called in several graphs: decoding is traced once (half a second).
-        self._load_path = tf.function(load_path)
-        self._load_path_remotely = self._load_path if load_remotely is None else tf.function(load_remotely)
+    def __init__(self, files: Files, load_fn: Callable[[tf.Tensor], Any], recipe: Any) -> None:
+        self.files = files
+        self.paths = files.paths
+        self._load_fn = RowFunction(lambda path, _: load_fn(path), Elements(tf.TensorSpec([], tf.string)), "load_fn")
+        self.elements = Elements(files.with_label(self._load_fn.elements.spec))
+        #: The stateful random operations in `load_fn`.
+        self.random_ops = self._load_fn.random_ops
+        # As bytes, since a name need not be text.
+        self._encoded = np.array([os.fsencode(path) for path in files.absolute], object)
         self._recipe = recipe
-        with tf.device("CPU:0"):
-            # As bytes, since a name need not be text; from the root, since this process may change its folder, and
-            # others, which may read the files too, work in another one.
-            absolute = [os.fsencode(storage.absolute(path)) for path in self.paths]
-            self._path_tensor = tf.constant(absolute, tf.string)
-            self._label_tensor = None if labels is None else tf.convert_to_tensor(labels)
 
-    @property
-    def num_examples(self) -> int:
+    def __len__(self) -> int:
         return len(self.paths)
 
-    def load(self, position: tf.Tensor, seed: tf.Tensor) -> Any:
-        return self._with_label(self._load_path(tf.gather(self._path_tensor, position), seed), position)
+    def load(
+        self, positions: np.ndarray, seeds: np.ndarray | None, in_place: list[list[np.ndarray]] | None
+    ) -> tuple[list[Column], dict[int, Exception]]:
+        columns, failures = self._load_fn([self._encoded[positions]], np.zeros((len(positions), 2), np.int64))
+        if self.files.labels is not None:
+            columns = [*columns, self.files.labels[positions]]
+        return columns, failures
 
-    def load_remotely(self, position: tf.Tensor, seed: tf.Tensor) -> Any:
-        path = tf.gather(self._path_tensor, position)
-        return self._with_label(self._load_path_remotely(path, seed), position)
-
-    def _with_label(self, example: Any, position: tf.Tensor) -> Any:
-        if self._label_tensor is None:
-            return example
-        return example, tf.gather(self._label_tensor, position)
-
-    def read(self, position: tf.Tensor) -> tf.Tensor:
-        """Graph code: reads one file and gives its length, for measuring."""
-        return tf.strings.length(tf.io.read_file(tf.gather(self._path_tensor, position)))
-
-    def describe(self, position: int) -> str:
+    def name(self, position: int) -> str:
         return self.paths[position]
 
     def labels_at(self, positions: np.ndarray) -> np.ndarray | None:
-        labels = self._labels if self._class_numbers is None else self._class_numbers
-        return None if labels is None else labels[positions]
+        return self.files.labels_at(positions)
 
     def identity(self) -> Identity | None:
-        recipe = self._recipe()
-        if recipe is None:
-            return None
-        content = files_content(self.paths)
-        labels = None if self._labels is None else self._labels.tolist()
-        return Identity(recipe=recipe, content={"files": content, "labels": labels})
+        digest = function_fingerprint(self._load_fn, is_loader=True)
+        return None if digest is None else Identity({**self._recipe, "load_fn": digest}, self.files.content())
+
+
+def read_whole(path: str) -> bytes:
+    """The bytes of a file, by its absolute path.
+
+    Raises:
+        OSError: it can't be read.
+        ValueError: it is no regular file: a pipe would keep its reader waiting, a device may never end.
+    """
+    if is_remote(path):
+        return storage.read_bytes(path)
+    # Opening a pipe waits for who writes to it, but for this flag, which means nothing to files.
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("it is no regular file, but a pipe, a device, a socket or a folder.")
+        data = os.read(file, status.st_size + 1)
+        while len(data) < status.st_size:
+            more = os.read(file, status.st_size - len(data))
+            if not more:
+                break
+            data += more
+        return data
+    finally:
+        os.close(file)
 
 
 def files_source(
@@ -110,7 +196,7 @@ def files_source(
     label_mode: str,
     class_names: Sequence[str] | None,
     settings: Settings,
-) -> tuple[FileSource | MappedRowsSource, list[str] | None]:
+) -> tuple[Source, list[str] | None]:
     """The source of `FastDataset.from_files`, and its class names."""
     if not callable(load_fn):
         raise TypeError(f"`load_fn` must be a function of a path. Received: {load_fn!r}.")
@@ -118,21 +204,12 @@ def files_source(
     encoded = numbers = names = None
     if labels is not None:
         encoded, numbers, names = encode_labels(labels_of_paths(labels, paths), label_mode, class_names)
+    files = Files(paths, encoded, numbers)
     if isinstance(load_fn, PythonFunction):
-        absolute = [storage.absolute(path) for path in paths]
-        rows: tuple[Any, list[np.ndarray]] = (("leaf",), [np.asarray(absolute, object)])
-        if encoded is not None:
-            rows = (("tuple", (("leaf",), ("leaf",))), [*rows[1], encoded])
-        known = encoded if numbers is None else numbers
-        return MappedRowsSource(rows, load_fn, "load_fn", settings, paths=paths, labels=known), names
-
-    def recipe() -> Any:
-        digest = function_fingerprint(load_fn, [tf.TensorSpec([], tf.string)])
-        patterns = [pattern] if isinstance(pattern, (str, os.PathLike)) else pattern
-        where = [storage.absolute(resolved(one, "pattern")) for one in patterns]
-        return digest and {"kind": "files", "where": where, "load_fn": digest, "label_mode": label_mode}
-
-    return FileSource(paths, lambda path, seed: load_fn(path), encoded, numbers, recipe), names
+        return python_files_source(files, load_fn, settings), names
+    patterns = [pattern] if isinstance(pattern, (str, os.PathLike)) else pattern
+    where = [storage.absolute(resolved(one, "pattern")) for one in patterns]
+    return TracedFiles(files, load_fn, {"kind": "files", "where": where, "label_mode": label_mode}), names
 
 
 def files_content(paths: Sequence[str]) -> list[list[Any]]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_turbo.data.engine.elements import Column, Elements
+from keras_turbo.data.sources.arrays import digest_of
 from keras_turbo.data.sources.source import Identity, Source
 
 
@@ -26,7 +27,8 @@ class SequenceSource(Source):
         TypeError: something that is no sequence of numbers or strings.
     """
 
-    can_be_measured = False
+    loads_together = True
+    loading_is_called = None
 
     def __init__(self, x: Any, y: Any = None, sample_weight: Any = None) -> None:
         if y is None and sample_weight is not None:
@@ -52,35 +54,29 @@ class SequenceSource(Source):
             )
         #: int64 vector: of each example the length of its longest sequence.
         self.lengths = np.max(varying, axis=0)
-        self.bytes_in_graph = sum(column.num_bytes for column in self._columns)
+        self.elements = Elements(
+            keras.tree.pack_sequence_as(self._structure, [column.row_spec for column in self._columns])
+        )
 
-    @property
-    def num_examples(self) -> int:
+    def __len__(self) -> int:
         return len(self._columns[0])
 
-    def load(self, position: tf.Tensor, seed: tf.Tensor) -> Any:
-        return self._packed([column.row(position) for column in self._columns])
+    def load(
+        self, positions: np.ndarray, seeds: np.ndarray | None, in_place: list[list[np.ndarray]] | None
+    ) -> tuple[list[Column], dict[int, Exception]]:
+        return [column.rows(positions) for column in self._columns], {}
 
-    def gather_padded(self, positions: tf.Tensor, length: tf.Tensor) -> Any:
-        """Graph code: the examples at some positions (int64 vector), with sequences filled up to a length (scalar)."""
-        return self._packed([column.rows(positions, length) for column in self._columns])
-
-    def _packed(self, leaves: list[tf.Tensor]) -> Any:
-        return keras.tree.pack_sequence_as(self._structure, leaves)
-
-    def describe(self, position: int) -> str:
+    def name(self, position: int) -> str:
         return f"the example at index {position}"
 
     def labels_at(self, positions: np.ndarray) -> Any:
         if not self._has_y:
             return None
-        return keras.tree.map_structure(lambda column: column.labels(positions), self._structure[1])
+        return keras.tree.map_structure(lambda column: column.rows(positions), self._structure[1])
 
     def identity(self) -> Identity:
-        hasher = hashlib.blake2b(digest_size=16)
-        for column in self._columns:
-            column.update(hasher)
-        return Identity(recipe={"kind": "sequences", "data": hasher.hexdigest()}, content=None)
+        arrays = [array for column in self._columns for array in column.arrays]
+        return Identity(recipe={"kind": "sequences", "data": digest_of(arrays)}, content=None)
 
 
 class _Column:
@@ -93,45 +89,29 @@ class _Column:
     def __init__(self, name: str, values: np.ndarray, lengths: np.ndarray | None) -> None:
         self.name = name
         self.lengths = lengths
-        self._values = values
+        self._values = values.astype(object) if values.dtype.kind in "US" else values
         self._splits = None if lengths is None else np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-        with tf.device("CPU:0"):
-            self._tensor = tf.convert_to_tensor(values)
-
-    @property
-    def num_bytes(self) -> int:
-        return self._values.nbytes
 
     def __len__(self) -> int:
         return len(self._values) if self.lengths is None else len(self.lengths)
 
-    def row(self, position: tf.Tensor) -> tf.Tensor:
-        if self._splits is None:
-            return tf.gather(self._tensor, position)
-        return self._tensor[tf.gather(self._splits, position) : tf.gather(self._splits, position + 1)]
+    @property
+    def arrays(self) -> list[np.ndarray]:
+        """What it consists of."""
+        return [self._values] if self._splits is None else [self._values, self._splits]
 
-    def rows(self, positions: tf.Tensor, length: tf.Tensor) -> tf.Tensor:
-        if self._splits is None:
-            return tf.gather(self._tensor, positions)
-        begins, ends = tf.gather(self._splits, positions), tf.gather(self._splits, positions + 1)
-        places = begins[:, None] + tf.range(length)[None, :]
-        is_value = places < ends[:, None]
-        rows = tf.gather(self._tensor, tf.where(is_value, places, 0))
-        for _ in self._values.shape[1:]:
-            is_value = is_value[..., None]
-        return tf.where(is_value, rows, tf.zeros([], rows.dtype))
+    @property
+    def row_spec(self) -> tf.TensorSpec:
+        """The `tf.TensorSpec` of a row."""
+        dtype = tf.string if self._values.dtype == object else tf.as_dtype(self._values.dtype)
+        inner = self._values.shape[1:]
+        return tf.TensorSpec(inner if self._splits is None else (None, *inner), dtype)
 
-    def labels(self, positions: np.ndarray) -> Any:
+    def rows(self, positions: np.ndarray) -> Column:
+        """The rows at some positions (int64 vector)."""
         if self._splits is None:
             return self._values[positions]
-        return [self._values[self._splits[at] : self._splits[at + 1]] for at in positions]
-
-    def update(self, hasher: Any) -> None:
-        for array in (self._values, self._splits):
-            if array is None:
-                continue
-            hasher.update(f"{array.shape}{array.dtype}".encode())
-            hasher.update("\0".join(map(repr, array.ravel())).encode() if array.dtype == object else array.tobytes())
+        return [self._values[self._splits[at] : self._splits[at + 1]] for at in positions.tolist()]
 
 
 def _columns(part: Any, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""What every input with positions offers to the pipeline."""
+"""What every input with positions offers to the engine: how many examples, their values, their names."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
-from keras_turbo.data.example_order import ExampleOrder
-from keras_turbo.data.failures import SkippedExample
+from keras_turbo.data.engine.elements import Column, Elements
+from keras_turbo.data.engine.failures import SkippedExample
+from keras_turbo.data.engine.order import ExampleOrder
+from keras_turbo.data.engine.store import ExampleStore
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,96 +29,108 @@ class Identity:
 
 
 class Source(abc.ABC):
-    """Examples that can be had by position, in any order."""
+    """Examples that can be had by position, in any order, from any thread."""
 
-    #: Whether `load` gives other pixels each time, by the seed that it is given; such examples are never stored.
+    #: The form of an example.
+    elements: Elements
+    #: Whether `load` gives other values each time, by the seeds that it is given; such examples are never stored.
     is_random: bool = False
     #: Whether a single example can fail to load (a damaged file).
     can_fail: bool = False
-    #: Whether its stages can be told apart and measured.
-    can_be_measured: bool = True
-    #: What a report calls `load`.
-    loading_is_called: str = "load"
-    #: Whether `gather` gives whole batches from memory, so that neither a store nor parallel calls have a use.
-    in_memory: bool = False
-    #: Whether examples can also be made many at a time, by `make_rows`, where nothing is done to a single one.
-    makes_rows: bool = False
-    #: Why other machines can't make its examples, as a clause; None if they can.
-    why_not_remote: str | None = None
-    #: Bytes of the data that graphs hold themselves.
-    bytes_in_graph: int = 0
-
+    #: Whether examples are best loaded many at a time, by one thread.
+    loads_together: bool = False
+    #: The stateful random operations that a user's function loads examples with.
+    random_ops: Sequence[str] = ()
+    #: The most threads that may load at a time; None for any number.
+    most_threads: int | None = None
+    #: What a report calls `load`; None where its time can't be measured by itself.
+    loading_is_called: str | None = "load"
+    #: Processes that make its examples in Python, 0 being this one; None where threads make them.
+    processes: int | None = None
     #: What was left out when the source was built, since it can't be read.
     left_out: Sequence[SkippedExample] = ()
 
-    @property
     @abc.abstractmethod
-    def num_examples(self) -> int:
+    def __len__(self) -> int:
         """Number of positions."""
+
+    @abc.abstractmethod
+    def load(
+        self, positions: np.ndarray, seeds: np.ndarray | None, in_place: list[list[np.ndarray]] | None
+    ) -> tuple[list[Column] | None, dict[int, Exception]]:
+        """Makes some examples.
+
+        Args:
+            positions: int64 vector.
+            seeds: int64, shape `(examples, 2)`, for random sources.
+            in_place: for each example the arrays that may take its values.
+
+        Returns:
+            The columns, or None if the values were written in place; and by index the errors of examples that can't be
+            loaded, whose rows mean nothing.
+        """
+
+    @abc.abstractmethod
+    def name(self, position: int) -> str:
+        """What to call one example in an error: its path, or its index."""
+
+    @abc.abstractmethod
+    def identity(self) -> Identity | None:
+        """What a later process recognises the examples by; None where it can't."""
+
+    def as_store(self) -> ExampleStore | None:
+        """All examples in memory, where they are there from the beginning."""
+        return None
 
     def order(self, *, shuffle: bool, seed: int, reshuffle_each_epoch: bool) -> ExampleOrder:
         """In which order its positions are visited, if all of them are."""
-        return ExampleOrder(self.num_examples, shuffle=shuffle, seed=seed, reshuffle_each_epoch=reshuffle_each_epoch)
-
-    def known_failure(self, position: int) -> str:
-        """Why an example can't be loaded, where that is known without loading it; empty where it is not."""
-        return ""
-
-    @abc.abstractmethod
-    def load(self, position: tf.Tensor, seed: tf.Tensor) -> Any:
-        """Graph code: the example at a position.
-
-        Args:
-            position: int64 scalar.
-            seed: int64, shape (2,); used by random sources only.
-        """
-
-    def load_remotely(self, position: tf.Tensor, seed: tf.Tensor) -> Any:
-        """Graph code: as `load`, by TensorFlow's operations alone, for a process that has none of this one's Python."""
-        return self.load(position, seed)
-
-    def gather(self, positions: tf.Tensor) -> Any:
-        """Graph code: the examples at some positions (int64, any shape), for sources that are `in_memory`."""
-        raise TypeError(f"{type(self).__name__} has no examples in memory to gather.")
-
-    @property
-    def rows_at_once(self) -> int | None:
-        """How many examples `read_rows` and `make_rows` shall get at a time; None where a source has neither."""
-        return None
-
-    def read_rows(self, positions: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Graph code: what `load_row` needs of the examples at some positions (int64 vector), with a first axis."""
-        raise TypeError(f"{type(self).__name__} has examples one by one.")
-
-    def load_row(self, row: Any, seed: tf.Tensor) -> Any:
-        """Graph code: an example as `load` gives it, of one row of what `read_rows` gave."""
-        raise TypeError(f"{type(self).__name__} has examples one by one.")
-
-    def make_rows(self, chunks: tf.data.Dataset, parallel_calls: int) -> tf.data.Dataset:
-        """Examples of chunks of positions.
-
-        Args:
-            chunks: dicts of vectors, one of them "position".
-            parallel_calls: how many chunks to work at.
-
-        Returns:
-            The same dicts with "out", the examples. Rows whose example fails are left out of all vectors; a chunk may
-            also fail whole.
-        """
-        raise TypeError(f"{type(self).__name__} has examples one by one.")
-
-    def finish(self, batches: tf.data.Dataset, parallel_calls: int) -> tf.data.Dataset:
-        """What is still to be done to batches of "out" before anybody sees them."""
-        return batches
-
-    @abc.abstractmethod
-    def describe(self, position: int) -> str:
-        """What to call one example in an error: its path, or its index."""
+        return ExampleOrder(len(self), shuffle=shuffle, seed=seed, reshuffle_each_epoch=reshuffle_each_epoch)
 
     def labels_at(self, positions: np.ndarray) -> Any:
         """The labels of the examples at some positions (class numbers where there are classes); None without labels."""
         return None
 
+    def used_by(self, dataset: Any) -> None:
+        """Takes note of a dataset over it."""
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Called before the first example of an epoch is loaded."""
+
+    def end_epoch(self, epoch: int) -> None:
+        """Called when the last element of an epoch was taken."""
+
+
+class ExampleSource(Source):
+    """A source whose examples are made one by one, by plain Python on NumPy arrays."""
+
     @abc.abstractmethod
-    def identity(self) -> Identity | None:
-        """What a later process recognises the examples by; None where it can't."""
+    def load_one(self, position: int, seed: np.ndarray | None, out: list[np.ndarray] | None) -> list[np.ndarray] | None:
+        """Makes one example, or raises whatever tells why it can't be made.
+
+        Args:
+            position: of it.
+            seed: int64, shape (2,), for random sources.
+            out: arrays to write its values into; None to have them returned.
+        """
+
+    def load(
+        self, positions: np.ndarray, seeds: np.ndarray | None, in_place: list[list[np.ndarray]] | None
+    ) -> tuple[list[Column] | None, dict[int, Exception]]:
+        columns: list[Column] | None = None
+        if in_place is None and self.elements.is_fixed:
+            columns = [np.empty((len(positions), *shape), dtype) for shape, dtype in self.elements.arrays]
+            in_place = [[column[index, ...] for column in columns] for index in range(len(positions))]
+        failures: dict[int, Exception] = {}
+        made: list[list[np.ndarray]] = []
+        for index, position in enumerate(positions.tolist()):
+            try:
+                seed = None if seeds is None else seeds[index]
+                values = self.load_one(position, seed, None if in_place is None else in_place[index])
+            except Exception as error:  # whatever a decoder or the user's own function raises is the reason
+                failures[index] = error
+                values = [column[0] for column in self.elements.zeros(1)]
+            if in_place is None:
+                made.append(values or [])
+        if in_place is None:
+            return [list(column) for column in zip(*made, strict=True)], failures
+        return columns, failures
