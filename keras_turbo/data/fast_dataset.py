@@ -123,6 +123,7 @@ class FastDataset(Constructors):
         on_error: Literal["raise", "skip"] = "raise",
         bucket_by_length: Sequence[int] | None = None,
         too_long: Literal["raise", "truncate"] = "raise",
+        element_spec: Any = None,
     ) -> None:
         settings = Settings(
             batch_size=batch_size,
@@ -138,6 +139,7 @@ class FastDataset(Constructors):
             on_error=on_error,
             bucket_by_length=bucket_by_length,
             too_long=too_long,
+            element_spec=element_spec,
         )
         self._assemble(input_of(x, y, sample_weight, settings), settings)
 
@@ -163,6 +165,12 @@ class FastDataset(Constructors):
         # From here on with the seed in use: a shard of the dataset must have the same order.
         settings = settings.with_seed(self.seed)
         self._settings = settings
+        if settings.element_spec is not None and source.processes is None:
+            raise ValueError(
+                "`element_spec` is for data that Python code makes: a PyDataset, a generator function, a PythonFunction. "
+                "What other data is like is known. Leave it out."
+            )
+        settings = source.adapted(settings)
         self._counter = counter or EpochCounter()
         self._epochs: EpochDatasets | None = None
         if not isinstance(source, Stream):
@@ -329,7 +337,7 @@ class FastDataset(Constructors):
 
     def cause_of(self, error: Exception) -> Exception:
         """What an epoch has raised, where TensorFlow's error is about that; else the error itself."""
-        cause = None if self._epochs is None else self._epochs.error
+        cause = getattr(self._source, "error", None) if self._epochs is None else self._epochs.error
         return cause if cause is not None and type(cause).__name__ in str(error) else error
 
     # What it knows of its examples.

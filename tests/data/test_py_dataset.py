@@ -13,8 +13,8 @@ import pytest
 import tensorflow as tf
 
 from keras_turbo import FastDataset
-from keras_turbo.data import worker_choice
-from keras_turbo.data.worker_pool import object_transfer, pool
+from keras_turbo.data.engine.failures import ExampleLoadError
+from keras_turbo.data.workers import choice, messages, pool, process, transfer
 from tests.data import python_data
 from tests.data.python_data import (
     BadHooks,
@@ -451,10 +451,10 @@ class TestArguments:
 
 class TestChoice:
     def chosen(self, monkeypatch, caplog, source, cores=4):
-        monkeypatch.setattr(worker_choice, "available_cores", lambda: cores)
+        monkeypatch.setattr(choice, "available_cores", lambda: cores)
         with caplog.at_level(logging.INFO, logger="keras_turbo"):
             dataset = FastDataset(source)
-        (record,) = [one for one in caplog.records if one.name == "keras_turbo.data.worker_choice"]
+        (record,) = [one for one in caplog.records if one.name == "keras_turbo.data.workers.choice"]
         return dataset.workers, record.getMessage()
 
     def test_quick_batches_are_made_here(self, monkeypatch, caplog):
@@ -474,7 +474,7 @@ class TestChoice:
         assert self.chosen(monkeypatch, caplog, Slow(number=5))[0] == 0
 
     def test_no_memory(self, monkeypatch, caplog):
-        monkeypatch.setattr(worker_choice, "free_memory_bytes", lambda: 3_000_000_000)
+        monkeypatch.setattr(choice, "free_memory_bytes", lambda: 3_000_000_000)
         assert self.chosen(monkeypatch, caplog, Slow(number=1_000_000))[0] == 2
 
     def test_what_can_not_be_sent(self, monkeypatch, caplog):

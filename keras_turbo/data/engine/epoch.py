@@ -18,9 +18,6 @@ from keras_turbo.data.functions import RowFunction
 # Copying less than this in the thread that asks for a batch takes less time than waking another one.
 _COPIED_AT_ONCE_BYTES = 1 << 20
 
-# Examples that a thread loads at a time: few, so that the last ones of a batch are not waited for by idle threads.
-_ROWS_A_JOB = 4
-
 # Examples that go together through a function of the user's: a call costs about as much as so many small ones.
 _ROWS_A_CALL = 16
 _BYTES_A_CALL = 1 << 16
@@ -80,7 +77,7 @@ class Epoch:
         recipe = self._recipe
         if recipe.fill_store is not None:
             recipe.fill_store()
-        recipe.source.begin_epoch(self._number)
+        self._load = recipe.source.begin_epoch(self._number, recipe.seed)
         if recipe.may_skip:
             yield from self._without_failures()
             recipe.failures.end_pass(np.concatenate([*recipe.order.pieces(self._number)]))
@@ -170,9 +167,11 @@ class Epoch:
 
     def _rows_a_job(self, count: int, is_there: bool) -> int:
         recipe = self._recipe
+        if not is_there and recipe.source.processes is not None:
+            return recipe.source.rows_a_job
         if recipe.augment_fn is not None or (recipe.map_fn is not None and not is_there):
             return max(_ROWS_A_CALL, _BYTES_A_CALL // recipe.elements.row_bytes)
-        return count if is_there or recipe.source.loads_together else _ROWS_A_JOB
+        return count if is_there or recipe.source.loads_together else recipe.source.rows_a_job
 
     def _result(self, begun: _Begun) -> _Made:
         """What the jobs have made of a piece."""
@@ -239,7 +238,7 @@ class Epoch:
     def _loaded(self, positions: np.ndarray, in_place: list[list[np.ndarray]] | None) -> _Made:
         """Examples as they leave `map_fn`."""
         source, map_fn = self._recipe.source, self._recipe.map_fn
-        columns, failed = source.load(positions, self._seeds(positions) if source.is_random else None, in_place)
+        columns, failed = self._load(positions, self._seeds(positions) if source.is_random else None, in_place)
         if map_fn is not None and columns is not None:
             columns, failed = self._applied(map_fn, columns, positions, failed)
         return columns, failed

@@ -13,6 +13,7 @@ import tensorflow as tf
 from keras_turbo.data.engine.elements import Column, Elements
 from keras_turbo.data.engine.node import process_is_ending
 from keras_turbo.data.engine.store import ExampleStore, memory_store, why_not_storable
+from keras_turbo.data.settings import Settings
 from keras_turbo.data.sources.source import Identity, Source
 from keras_turbo.devices.free_memory import free_memory_bytes
 from keras_turbo.progress import progress_bar
@@ -67,6 +68,10 @@ class Stream(abc.ABC):
             seed=shuffle_seed,  # pyright: ignore[reportArgumentType] (a tensor does, in a graph)
             reshuffle_each_iteration=False,
         )
+
+    def adapted(self, settings: Settings) -> Settings:
+        """Settings as they apply to this stream."""
+        return settings
 
     def used_by(self, dataset: Any) -> None:
         """Takes note of a dataset over it."""
