@@ -17,7 +17,7 @@ from keras_turbo import FastDataset
 from keras_turbo.data import audio as audio_module
 from keras_turbo.data.audio import AudioOptions, decode_audio
 from keras_turbo.data.audio_files import audio_header, audio_kind, channels_in
-from keras_turbo.data.failures import ExampleLoadError
+from keras_turbo.data.engine.failures import ExampleLoadError
 from tests.data.epochs import batches_of, bytes_of
 from tests.data.sound_files import RATE, pcm, riff, tone, wav, write_wav
 

@@ -97,7 +97,7 @@ class TestFolders:
         options = {"image_size": (8, 8), "cache": "disk", "batch_size": 5}
         dataset = FastDataset.from_image_folder(store, **options)
         ((first, _),) = batches_of(dataset)
-        dataset._pipeline.store.save()
+        dataset._recipe.store.save()
         assert list(cache.rglob("*.npy"))
         again = FastDataset.from_image_folder(store, **options)
         assert again.is_ready

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from keras_turbo import FastDataset
-from keras_turbo.data.sources import tf_dataset
+from keras_turbo.data.sources import streams
 from tests.data.epochs import batches_of, bytes_of, rows_of
 from tests.data.garbage import goes, keep_no_logs
 
@@ -155,7 +155,7 @@ class TestBufferedShuffle:
         assert rows_of(dataset).tolist() == rows_of(dataset).tolist() == rows_of(self.build()).tolist()
 
     def test_a_buffer_smaller_than_the_data_is_warned_of(self, monkeypatch):
-        monkeypatch.setattr(tf_dataset, "_LARGEST_SHUFFLE_BUFFER", 5)
+        monkeypatch.setattr(streams, "_LARGEST_SHUFFLE_BUFFER", 5)
         with pytest.warns(UserWarning, match=r"mixes 5 neighbouring elements at a time.*cache='memory'"):
             dataset = self.build()
         order = rows_of(dataset)
@@ -169,7 +169,7 @@ class TestBufferedShuffle:
         assert sorted(rows_of(dataset)) == list(range(20))
 
     def test_the_buffer_takes_an_eighth_of_the_free_memory(self, monkeypatch):
-        monkeypatch.setattr(tf_dataset, "free_memory_bytes", lambda: 8 * 8 * 7)
+        monkeypatch.setattr(streams, "free_memory_bytes", lambda: 8 * 8 * 7)
         with pytest.warns(UserWarning, match="mixes 7 neighbouring elements"):
             self.build()
 

@@ -119,8 +119,7 @@ class DiskStore(ExampleStore):
         weakref.finalize(self, self._save)
 
     @property
-    def num_filled(self) -> int:
-        """How many examples are there that are known to be whole."""
+    def num_ready(self) -> int:
         return int(np.count_nonzero(self._filled & ~self._unread))
 
     @property

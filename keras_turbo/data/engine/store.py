@@ -69,6 +69,11 @@ class ExampleStore:
         return int(np.count_nonzero(self._filled))
 
     @property
+    def num_ready(self) -> int:
+        """How many examples are there, and are known to be whole."""
+        return self.num_filled
+
+    @property
     def num_bytes(self) -> int:
         """Bytes that the store takes when it is full."""
         return sum(leaf.nbytes for leaf in self._leaves)

@@ -55,6 +55,10 @@ class Files:
         self.labels = labels if labels is None or labels.dtype.kind not in "US" else labels.astype(object)
         self._class_numbers = class_numbers
 
+    def read(self, position: int) -> bytes:
+        """The bytes of a file."""
+        return read_whole(self.absolute[position])
+
     def labels_at(self, positions: np.ndarray) -> np.ndarray | None:
         """The labels of files at some positions; class numbers where there are classes."""
         labels = self.labels if self._class_numbers is None else self._class_numbers
@@ -88,6 +92,7 @@ class DecodedFiles(ExampleSource):
     def __init__(self, files: Files, decoder: Decoder, recipe: Any) -> None:
         self.files = files
         self.paths = files.paths
+        self.read = files.read
         self.is_random = decoder.is_random
         self.elements = Elements(files.with_label(tf.TensorSpec(decoder.shape, tf.as_dtype(decoder.dtype))))
         self.decoder = decoder
@@ -95,10 +100,6 @@ class DecodedFiles(ExampleSource):
 
     def __len__(self) -> int:
         return len(self.paths)
-
-    def read(self, position: int) -> bytes:
-        """The bytes of a file."""
-        return read_whole(self.files.absolute[position])
 
     def load_one(self, position: int, seed: np.ndarray | None, out: list[np.ndarray] | None) -> list[np.ndarray]:
         value = self.decoder.decode(self.read(position), seed, None if out is None else out[0])
@@ -133,6 +134,7 @@ class TracedFiles(Source):
     def __init__(self, files: Files, load_fn: Callable[[tf.Tensor], Any], recipe: Any) -> None:
         self.files = files
         self.paths = files.paths
+        self.read = files.read
         self._load_fn = RowFunction(lambda path, _: load_fn(path), Elements(tf.TensorSpec([], tf.string)), "load_fn")
         self.elements = Elements(files.with_label(self._load_fn.elements.spec))
         #: The stateful random operations in `load_fn`.

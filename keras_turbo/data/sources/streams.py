@@ -158,7 +158,7 @@ class StoredStream(Source):
         raise TypeError(f"{self._stream.is_called} can't be read by position.")
 
     def name(self, position: int) -> str:
-        return f"element {position} of {self._stream.is_called.removeprefix('a ')}"
+        return f"element {position} of the {self._stream.is_called.removeprefix('a ')}"
 
     def identity(self) -> Identity | None:
         return None
