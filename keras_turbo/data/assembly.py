@@ -114,13 +114,7 @@ class Functions:
 
 def assemble_stream(stream: Stream, settings: Settings, counter: EpochCounter) -> tf.data.Dataset:
     """The dataset of a stream that is not kept."""
-    check_buckets(stream, settings)
-    if settings.on_error == "skip":
-        raise ValueError(
-            f"on_error='skip' needs examples that can be loaded one by one, and {stream.is_called} can only be "
-            "read from its beginning. Catch errors in it (a tf.data.Dataset has .ignore_errors()), or build the "
-            "FastDataset from files."
-        )
+    _check_stream(stream, settings)
     if settings.shuffle:
         stream.warn_of_buffered_shuffle()
     functions = Functions.of(settings)
@@ -130,13 +124,23 @@ def assemble_stream(stream: Stream, settings: Settings, counter: EpochCounter) -
     return dataset
 
 
+def _check_stream(stream: Stream, settings: Settings) -> None:
+    check_buckets(stream, settings)
+    if settings.on_error == "skip":
+        raise ValueError(
+            f"on_error='skip' needs examples that can be loaded one by one, and a {stream.kind} can only be "
+            "read from its beginning. Catch errors in it (a tf.data.Dataset has .ignore_errors()), or build the "
+            "FastDataset from files."
+        )
+
+
 def assemble_stored(stream: Stream, settings: Settings, counter: EpochCounter) -> Recipe:
     """The recipe of a stream that is read once, into a store."""
-    check_buckets(stream, settings)
+    _check_stream(stream, settings)
     functions = Functions.of(settings)
     if stream.number == tf.data.INFINITE_CARDINALITY:
         raise ValueError(
-            f"cache={settings.cache!r} keeps all examples, and {stream.is_called} has infinitely many. Use cache=False."
+            f"cache={settings.cache!r} keeps all examples, and a {stream.kind} has infinitely many. Use cache=False."
         )
     seed = settings.settled_seed
     map_element = functions.map_fn or (lambda element: element)
@@ -150,7 +154,7 @@ def assemble_stored(stream: Stream, settings: Settings, counter: EpochCounter) -
         store = read_into_memory(stream, kept, map_element, seed)
         source, number = StoredStream(stream, len(store)), len(store)
     else:
-        number = count_elements(stream, seed) if stream.number < 0 else stream.number
+        number = stream.number if stream.number >= 0 else count_elements(stream, seed)
         source = StoredStream(stream, number)
         store = choose_store(settings, source, map_fn)
     recipe = make_recipe(source, settings, counter, store=store, functions=functions)

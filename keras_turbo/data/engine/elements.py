@@ -47,9 +47,7 @@ class Elements:
     @property
     def row_bytes(self) -> int:
         """Bytes of an example, a string counting as its handle; unknown sizes count as 1."""
-        return sum(
-            math.prod(size or 1 for size in leaf.shape or ()) * (leaf.dtype.size or 16) for leaf in self.leaves
-        )
+        return sum(math.prod(size or 1 for size in leaf.shape or ()) * (leaf.dtype.size or 16) for leaf in self.leaves)
 
     @property
     def arrays(self) -> list[tuple[tuple[int, ...], np.dtype]]:
