@@ -23,16 +23,16 @@ MAY_IMPORT = {
     # How values are told in messages; neither does this.
     "wording": set(),
     # Files by their paths, behind a scheme too; it imports nothing of ours.
-    "storage": set(),
+    "files": set(),
     # Facts about the machine are of use to everybody; devices imports nothing of ours either.
-    **{part: {"progress", "wording", "devices", "storage"} for part in FOUNDATIONS},
+    **{part: {"progress", "wording", "devices", "files"} for part in FOUNDATIONS},
     "devices": {"progress", "wording"},
     # A head is swapped for a safe one; layers import nothing of ours.
     "precision": {"progress", "wording", "devices", "layers"},
-    "callbacks": {"wording", *FOUNDATIONS},
-    "auditing": {"progress", *CALLBACKS},
+    "callbacks": {"wording", "files", *FOUNDATIONS},
+    "auditing": {"progress", "files", *CALLBACKS},
     "": AUDIT,
-    "demo": {"", "progress", *AUDIT},
+    "demo": {"", "progress", "files", *AUDIT},
     # Looks at the machine; what it says of keras_turbo's own parts are words.
     # It reads the cluster's variables as distribute() does.
     "doctor": {"progress", "wording", "devices", "distribution"},
@@ -165,7 +165,8 @@ IMPORT_AND_COMPARE = """
     import tensorflow as tf
     import keras
 
-    optional = {"sklearn", "rich", "PIL", "psutil", "pynvml", "tensorboard", "tensorflow_io", "pyarrow"}
+    optional = {"sklearn", "rich", "PIL", "psutil", "pynvml", "tensorboard"}
+    optional |= {"tensorflow_io", "pyarrow", "fsspec", "s3fs"}
 
     def state():
         return {
