@@ -28,8 +28,8 @@ from keras_turbo.data.tables.pyarrow_library import load_pyarrow
 from keras_turbo.data.tables.row_groups import numbers_without, row_groups_of
 from keras_turbo.data.tables.rows import decode_rows, raise_first_flaw
 from keras_turbo.data.tables.table import Table
-from keras_turbo.devices.free_memory import free_memory_bytes
 from keras_turbo.files import default_cache_dir
+from keras_turbo.machine import free_memory_bytes
 
 _IN_NAMES = (".csv", ".tsv")
 
