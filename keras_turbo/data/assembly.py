@@ -18,7 +18,7 @@ from keras_turbo.data.engine.order import EpochCounter, ExampleOrder
 from keras_turbo.data.engine.recipe import Recipe
 from keras_turbo.data.engine.store import ExampleStore, fits_in_memory, memory_store, why_not_storable
 from keras_turbo.data.fingerprint import function_fingerprint
-from keras_turbo.data.functions import ElementFunction, PythonFunction, RandomFunction, RowFunction
+from keras_turbo.data.functions import ElementFunction, RandomFunction, RowFunction
 from keras_turbo.data.settings import Settings
 from keras_turbo.data.sources.arrays import ArraySource
 from keras_turbo.data.sources.sequences import SequenceSource
@@ -32,7 +32,7 @@ from keras_turbo.data.sources.streams import (
     read_into_memory,
 )
 from keras_turbo.data.streams import stream_dataset
-from keras_turbo.devices.free_memory import free_memory_bytes
+from keras_turbo.machine import free_memory_bytes
 
 
 def input_of(x: Any, y: Any, sample_weight: Any, settings: Settings) -> Source | Stream:

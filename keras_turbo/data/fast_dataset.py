@@ -26,7 +26,6 @@ from keras_turbo.data.engine.order import EpochCounter, ExampleOrder, Remainder
 from keras_turbo.data.engine.recipe import Recipe
 from keras_turbo.data.profile import PipelineReport, measure
 from keras_turbo.data.settings import Cache, Settings, is_integer
-from keras_turbo.data.sources.arrays import ArraySource
 from keras_turbo.data.sources.source import Source
 from keras_turbo.data.sources.streams import Stream
 

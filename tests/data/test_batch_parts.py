@@ -12,8 +12,8 @@ import tensorflow as tf
 from PIL import Image
 
 from keras_turbo import FastDataset
-from keras_turbo.data.engine.batches import BatchParts
 from keras_turbo.data.class_weights import WeightedEpochs
+from keras_turbo.data.engine.batches import BatchParts
 from tests.data.epochs import batches_of
 
 CLUSTERS = [(1, 1), (2, 1), (3, 1), (2, 2), (1, 4), (3, 2)]

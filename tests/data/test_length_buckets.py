@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 from keras_turbo import FastDataset
-from keras_turbo.data.engine.failures import ExampleLoadError
 from keras_turbo.data.engine.buckets import LengthBuckets
+from keras_turbo.data.engine.failures import ExampleLoadError
 from tests.data.epochs import batches_of, bytes_of
 
 RNG = np.random.default_rng(0)

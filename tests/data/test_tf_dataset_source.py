@@ -219,9 +219,7 @@ class TestStore:
 
     def test_data_of_unknown_length_are_counted(self, cache, tmp_path):
         batched = pairs(23).batch(4).unbatch()
-        dataset = self.build(
-            batched, cache, tmp_path, shuffle=True, seed=0, map_fn=lambda x, y: (x, y + 1)
-        )
+        dataset = self.build(batched, cache, tmp_path, shuffle=True, seed=0, map_fn=lambda x, y: (x, y + 1))
         assert int(dataset.cardinality()) == 4
         for _ in range(2):
             x, y = (np.concatenate(rows) for rows in zip(*batches_of(dataset), strict=True))

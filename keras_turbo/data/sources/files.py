@@ -5,23 +5,20 @@ from __future__ import annotations
 import glob
 import os
 import pathlib
-import stat
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
 
-from keras_turbo.data.engine.elements import Column, Elements, numpy_dtype
+from keras_turbo import files as storage
+from keras_turbo.data.engine.elements import Column, Elements
 from keras_turbo.data.fingerprint import function_fingerprint
 from keras_turbo.data.functions import PythonFunction, RowFunction
 from keras_turbo.data.labels import encode_labels, labels_of_paths
 from keras_turbo.data.settings import Settings
 from keras_turbo.data.sources.source import ExampleSource, Identity, Source
-from keras_turbo.storage import paths as storage
-from keras_turbo.storage import remote
-from keras_turbo.storage.globbing import remote_glob
-from keras_turbo.storage.schemes import is_remote, resolved
+from keras_turbo.files import is_remote, resolved
 
 
 class Decoder(Protocol):
@@ -57,7 +54,7 @@ class Files:
 
     def read(self, position: int) -> bytes:
         """The bytes of a file."""
-        return read_whole(self.absolute[position])
+        return storage.read_bytes(self.absolute[position])
 
     def labels_at(self, positions: np.ndarray) -> np.ndarray | None:
         """The labels of files at some positions; class numbers where there are classes."""
@@ -165,32 +162,6 @@ class TracedFiles(Source):
         return None if digest is None else Identity({**self._recipe, "load_fn": digest}, self.files.content())
 
 
-def read_whole(path: str) -> bytes:
-    """The bytes of a file, by its absolute path.
-
-    Raises:
-        OSError: it can't be read.
-        ValueError: it is no regular file: a pipe would keep its reader waiting, a device may never end.
-    """
-    if is_remote(path):
-        return storage.read_bytes(path)
-    # Opening a pipe waits for who writes to it, but for this flag, which means nothing to files.
-    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        status = os.fstat(file)
-        if not stat.S_ISREG(status.st_mode):
-            raise ValueError("it is no regular file, but a pipe, a device, a socket or a folder.")
-        data = os.read(file, status.st_size + 1)
-        while len(data) < status.st_size:
-            more = os.read(file, status.st_size - len(data))
-            if not more:
-                break
-            data += more
-        return data
-    finally:
-        os.close(file)
-
-
 def files_source(
     pattern: str | os.PathLike | Sequence[str | os.PathLike],
     load_fn: Callable[[tf.Tensor], Any],
@@ -216,8 +187,20 @@ def files_source(
 
 def files_content(paths: Sequence[str]) -> list[list[Any]]:
     """What is in some files, for an `Identity`: path, size and time of change of each."""
-    statuses = storage.statuses_of(paths)
+    statuses = statuses_of(paths)
     return [[storage.absolute(path), *status] for path, status in zip(paths, statuses, strict=True)]
+
+
+def statuses_of(paths: Sequence[str]) -> list[storage.Status]:
+    """Sizes and times of change of many files; of one that is gone, both are -1: reading it says so."""
+
+    def status(path: str) -> storage.Status:
+        try:
+            return storage.status_of(path)
+        except OSError:
+            return storage.Status(-1, -1)
+
+    return storage.each_path(status, paths)
 
 
 def find_files(pattern: str | os.PathLike | Sequence[str | os.PathLike]) -> list[str]:
@@ -242,13 +225,11 @@ def find_files(pattern: str | os.PathLike | Sequence[str | os.PathLike]) -> list
         # A path that exists is itself, even if it has a bracket in its name.
         if storage.is_file(text):
             matches = [text]
-        elif is_remote(text):
-            matches = remote_glob(text)
         else:
-            matches = [path for path in glob.glob(text, recursive=True) if os.path.isfile(path)]
+            matches = storage.find(text)
         if not matches:
             if is_remote(text):
-                remote.require_reachable(text)
+                storage.require_reachable(text)
             raise ValueError(
                 f"No file matches the pattern {text!r}{_nearest_folder(text)}. "
                 "Check the path; `**` is needed to match files in folders below."

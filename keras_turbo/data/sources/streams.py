@@ -14,7 +14,7 @@ from keras_turbo.data.engine.elements import Column, Elements
 from keras_turbo.data.engine.node import process_is_ending
 from keras_turbo.data.engine.store import ExampleStore, memory_store, why_not_storable
 from keras_turbo.data.sources.source import Identity, Source
-from keras_turbo.devices.free_memory import free_memory_bytes
+from keras_turbo.machine import free_memory_bytes
 from keras_turbo.progress import progress_bar
 
 # Examples that the stream makes together while a store is filled: the store is written once for each such batch.
