@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from keras_turbo import FastDataset
-from keras_turbo.data.user_functions import ElementFunction, RandomFunction
+from keras_turbo.data.functions import ElementFunction, RandomFunction
 from tests.data.epochs import batches_of, bytes_of, rows_of
 
 # TensorFlow's own warning about random ops in functions, of which the rewriting here takes care.

@@ -100,7 +100,7 @@ class EndlessPyDataset(PythonStream):
         settings: of which `workers` and `element_spec` count.
     """
 
-    is_called = "a PyDataset without a length"
+    kind = "PyDataset without a length"
     can_seek = True
     number = tf.data.INFINITE_CARDINALITY
 
@@ -146,7 +146,7 @@ class GeneratorStream(PythonStream):
         settings: of which `workers`, `batch_size`, `element_spec`, `map_fn` and `cache` count.
     """
 
-    is_called = "a generator"
+    kind = "generator"
     gets_positions_by = "give cache='memory' or cache='disk', or its data as a PyDataset, arrays or files"
     number = tf.data.UNKNOWN_CARDINALITY
 
