@@ -19,7 +19,7 @@ from keras_turbo.data.engine.order import EpochCounter, ExampleOrder
 from keras_turbo.data.engine.recipe import Recipe
 from keras_turbo.data.engine.store import ExampleStore, fits_in_memory, memory_store, why_not_storable
 from keras_turbo.data.fingerprint import function_fingerprint
-from keras_turbo.data.functions import ElementFunction, RandomFunction, RowFunction
+from keras_turbo.data.functions import ElementFunction, PythonFunction, RandomFunction, RowFunction
 from keras_turbo.data.settings import Settings
 from keras_turbo.data.sources.arrays import ArraySource
 from keras_turbo.data.sources.python_code import PyDatasetSource, RowsSource, is_py_dataset, num_batches

@@ -81,12 +81,19 @@ class Epoch:
         if recipe.may_skip:
             yield from self._without_failures()
             recipe.failures.end_pass(np.concatenate([*recipe.order.pieces(self._number)]))
+            recipe.source.end_epoch(self._number)
         else:
-            for begun in self._in_order(recipe.batches.pieces(self._number, self._first, self._group or 1)):
+            pieces = self._in_order(recipe.batches.pieces(self._number, self._first, self._group or 1))
+            begun = next(pieces, None)
+            while begun is not None:
                 columns, failed = self._result(begun)
                 self._report(begun.piece, failed)
+                following = next(pieces, None)
+                if following is None:
+                    # Nobody asks behind the last element of a number that is known.
+                    recipe.source.end_epoch(self._number)
                 yield begun.lent or self._packed(columns, len(begun.piece.positions))
-        recipe.source.end_epoch(self._number)
+                begun = following
 
     def _without_failures(self) -> Iterator[list[np.ndarray]]:
         """The elements where failing examples are left out, and those behind them move up."""

@@ -67,13 +67,16 @@ class MadeInPython:
         """
         with self._lock:
             self._num_datasets += 1
-        weakref.finalize(dataset, self._let_go)
+        weakref.finalize(dataset, _let_go, weakref.ref(self))
 
-    def _let_go(self) -> None:
-        with self._lock:
-            self._num_datasets -= 1
-            if not self._num_datasets:
-                self._producer = None
+
+def _let_go(reference: weakref.ref[MadeInPython]) -> None:
+    source = reference()
+    if source is not None:
+        with source._lock:
+            source._num_datasets -= 1
+            if not source._num_datasets:
+                source._producer = None
 
 
 class PythonSource(MadeInPython, Source):
@@ -93,9 +96,7 @@ class PythonSource(MadeInPython, Source):
     def __init__(
         self, work: Work, number: int, sample: Sample, workers: int | None, rows: Sequence[np.ndarray] | None = None
     ) -> None:
-        processes = choose_workers(
-            workers, work.source, work.name, item_seconds=sample.seconds, num_items=number
-        )
+        processes = choose_workers(workers, work.source, work.name, item_seconds=sample.seconds, num_items=number)
         super().__init__(work, processes)
         self.elements = elements_of(work.form)
         self.rows_a_job = int(np.clip(_SECONDS_A_TASK / max(sample.seconds, 1e-9), 1, _MOST_ROWS_A_TASK))

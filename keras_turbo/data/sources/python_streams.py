@@ -147,7 +147,7 @@ class GeneratorStream(PythonStream):
     """
 
     kind = "generator"
-    gets_positions_by = "give cache='memory' or cache='disk', or its data as a PyDataset, arrays or files"
+    gets_positions_by = "give cache='memory' or cache='disk', or give its data as a PyDataset, arrays or files"
     number = tf.data.UNKNOWN_CARDINALITY
 
     def __init__(self, function: Callable[..., Any], settings: Settings) -> None:

@@ -23,7 +23,13 @@ _MOST_WORKERS = 16
 
 
 def choose_workers(
-    asked_for: int | None, source: Any, name: str, *, item_seconds: float, num_items: int | None, most: int | None = None
+    asked_for: int | None,
+    source: Any,
+    name: str,
+    *,
+    item_seconds: float,
+    num_items: int | None,
+    most: int | None = None,
 ) -> int:
     """Decides on a number of worker processes, 0 being this process, and logs it where the user has not.
 
@@ -48,9 +54,7 @@ def choose_workers(
     return number
 
 
-def _choice(
-    source: Any, name: str, item_seconds: float, num_items: int | None, most: int | None
-) -> tuple[int, str]:
+def _choice(source: Any, name: str, item_seconds: float, num_items: int | None, most: int | None) -> tuple[int, str]:
     took = f"an item takes {item_seconds * 1e3:.3g} ms"
     cores = available_cores()
     if cores == 1:

@@ -68,7 +68,7 @@ class Form(NamedTuple):
             )
 
     def columns(self, items: Sequence[Sequence[np.ndarray]]) -> list[Any]:
-        """For each array of an item those of all, in the types of this form: stacked, or a list where shapes may differ."""
+        """For each array of an item those of all, as this form has them: stacked, or a list where shapes may differ."""
         columns = [(dtype, [item[index] for item in items]) for index, (dtype, _) in enumerate(self.leaves)]
         if self.is_fixed and items:
             return [np.stack(column).astype(dtype, copy=False) for dtype, column in columns]
@@ -145,7 +145,9 @@ def _array(leaf: Any, name: str) -> np.ndarray:
     if leaf is None:
         raise ItemError(f"{name} is None, where an array was expected.")
     if any(hasattr(leaf, mark) for mark in ("toarray", "ragged_rank", "dense_shape")):
-        raise ItemError(f"{name} is a {type(leaf).__name__}; only dense arrays can be batched. Make it dense, or pad it.")
+        raise ItemError(
+            f"{name} is a {type(leaf).__name__}; only dense arrays can be batched. Make it dense, or pad it."
+        )
     try:
         array = np.asarray(leaf)
     except ValueError as error:

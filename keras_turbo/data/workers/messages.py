@@ -6,6 +6,7 @@ import io
 import mmap
 import os
 import pickle
+import weakref
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import send_handle
@@ -25,10 +26,10 @@ class Memory:
     """
 
     def __init__(self, num_bytes: int) -> None:
-        descriptor = os.memfd_create("keras_turbo", os.MFD_CLOEXEC)
-        self.file = os.fdopen(descriptor, "r+b", buffering=0)  # closed with this object
-        self.file.truncate(num_bytes)
-        self.map = mmap.mmap(descriptor, num_bytes)
+        self.descriptor = os.memfd_create("keras_turbo", os.MFD_CLOEXEC)
+        weakref.finalize(self, os.close, self.descriptor)
+        os.ftruncate(self.descriptor, num_bytes)
+        self.map = mmap.mmap(self.descriptor, num_bytes)
 
 
 class Pickled:
@@ -72,7 +73,7 @@ class Pickled:
         """
         connection.send((*head, bytes(self.stream), self._places))
         if memory is not None:
-            send_handle(connection, memory.file.fileno(), os.getpid())
+            send_handle(connection, memory.descriptor, os.getpid())
 
 
 def mapped(descriptor: int, num_bytes: int, *, private: bool) -> mmap.mmap:

@@ -14,7 +14,7 @@ import numpy as np
 from keras_turbo.data.engine.slots import aligned_empty
 from keras_turbo.data.workers.item_maker import ItemMaker
 from keras_turbo.data.workers.items import Form
-from keras_turbo.data.workers.process import ItemFailure, Result, WorkerError, WorkerProcess
+from keras_turbo.data.workers.process import ItemNotMadeError, Result, WorkerError, WorkerProcess
 from keras_turbo.data.workers.transfer import TransferredObject
 
 
@@ -84,7 +84,7 @@ class ThisProcess:
             columns = self._form.columns(made.items)
         # Users may write to their arrays again.
         kept = [[*map(_copied, one)] if isinstance(one, list) else one for one in columns]
-        failures: dict[int, Exception] = {index: ItemFailure(*failure) for index, failure in made.failures.items()}
+        failures: dict[int, Exception] = {index: ItemNotMadeError(*failure) for index, failure in made.failures.items()}
         return Result(len(made.items), kept, failures, made.ended)
 
 

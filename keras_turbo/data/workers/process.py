@@ -44,7 +44,7 @@ class WorkerError(RuntimeError):
     """A worker process can't do its work: it could not start, or died."""
 
 
-class ItemFailure(ValueError):
+class ItemNotMadeError(ValueError):
     """An item could not be made.
 
     Args:
@@ -202,7 +202,7 @@ class WorkerProcess:
         except Exception as error:
             future.set_exception(WorkerError(f"There is no memory for {what}: {error}."))
         else:
-            errors: dict[int, Exception] = {index: ItemFailure(*failure) for index, failure in failures.items()}
+            errors: dict[int, Exception] = {index: ItemNotMadeError(*failure) for index, failure in failures.items()}
             future.set_result(Result(count, columns, errors, ended))
         del self._asked[number]
 
