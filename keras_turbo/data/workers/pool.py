@@ -111,6 +111,7 @@ class Workers:
         self._work, self._number, self._seed = work, number, seed
         self._processes: dict[int, WorkerProcess] = {}
         self._lock = threading.Lock()
+        self._has_ended = False
         self.renew()
         weakref.finalize(self, _end, self._processes)
         _all_workers().add(self)
@@ -126,6 +127,8 @@ class Workers:
 
     def submit(self, task: tuple, what: str, only: int = 0) -> Future[Result]:
         with self._lock:
+            if self._has_ended:
+                raise WorkerError("The worker processes were ended while results were waited for.")
             number = only or min(range(1, self._number + 1), key=self._load_of)
             process = self._processes.get(number)
             if process is None or process.has_ended:
@@ -147,7 +150,9 @@ class Workers:
         return (0, True) if process is None or process.has_ended else (process.num_asked, False)
 
     def end(self) -> None:
-        """Ends the processes; whoever waits for a result is told so."""
+        """Ends the processes for good; whoever waits for a result is told so."""
+        with self._lock:
+            self._has_ended = True
         _end(self._processes)
 
 
