@@ -28,6 +28,7 @@ from keras_turbo.data.profile import PipelineReport, measure
 from keras_turbo.data.settings import Cache, Settings, is_integer
 from keras_turbo.data.sources.source import Source
 from keras_turbo.data.sources.streams import Stream
+from keras_turbo.data.workers.decoding import on_many_cores
 
 
 class FastDataset(Constructors):
@@ -157,7 +158,7 @@ class FastDataset(Constructors):
         like: FastDataset | None = None,
         counter: EpochCounter | None = None,
     ) -> None:
-        self._source = source
+        self._source = source = on_many_cores(source, settings)
         self.class_names = class_names
         self._seed_was_drawn = settings.seed is None if like is None else like._seed_was_drawn
         self.seed = _drawn_seed() if settings.seed is None else int(settings.seed)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import threading
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_turbo.data.engine.elements import Column, scattered
+from keras_turbo.data.engine.elements import Column
 from keras_turbo.data.functions import ElementFunction, PythonFunction
 from keras_turbo.data.settings import Settings
 from keras_turbo.data.sources.arrays import structured_arrays
@@ -21,62 +20,11 @@ from keras_turbo.data.sources.source import Identity, Load, Source
 from keras_turbo.data.workers.choice import choose_workers
 from keras_turbo.data.workers.items import flatten
 from keras_turbo.data.workers.looking import Sample, elements_of, look_at, positions_to_look_at
-from keras_turbo.data.workers.pool import Producer, ThisProcess, Work, Workers
+from keras_turbo.data.workers.pool import MadeInPython, Producer, Work, placed
 
 # Sending a task to a worker costs 0.2 ms; this much of work a task makes that little.
 _SECONDS_A_TASK = 0.02
 _MOST_ROWS_A_TASK = 64
-
-
-class MadeInPython:
-    """Lets the user's code run somewhere, as long as there are datasets over it.
-
-    Args:
-        work: what it makes.
-        processes: worker processes; 0 for this one.
-    """
-
-    def __init__(self, work: Work, processes: int) -> None:
-        self.work = work
-        self.processes: int | None = processes
-        # What is this process's own is not asked by two threads at a time. Processes are asked for the next while one
-        # is being made.
-        self.most_threads: int | None = 2 * processes or 1
-        self._producer: Producer | None = None
-        self._lock = threading.RLock()
-        self._num_datasets = 0
-
-    def producer(self, seed: int) -> Producer:
-        """What makes the items of an epoch that begins, for this dataset and all its shards.
-
-        Args:
-            seed: of the dataset; the global random numbers in worker processes are functions of it.
-        """
-        with self._lock:
-            if self._producer is None:
-                self._producer = Workers(self.work, self.processes, seed) if self.processes else ThisProcess(self.work)
-            elif isinstance(self._producer, Workers):
-                self._producer.renew()
-            return self._producer
-
-    def used_by(self, dataset: Any) -> None:
-        """Takes note of a dataset over this source. Once the last is gone, so are the processes.
-
-        Python collects a dataset at once when nobody holds it any more, but its graph, which is full of circles, at
-        some time. Whoever still reads holds the processes.
-        """
-        with self._lock:
-            self._num_datasets += 1
-        weakref.finalize(dataset, _let_go, weakref.ref(self))
-
-
-def _let_go(reference: weakref.ref[MadeInPython]) -> None:
-    source = reference()
-    if source is not None:
-        with source._lock:
-            source._num_datasets -= 1
-            if not source._num_datasets:
-                source._producer = None
 
 
 class PythonSource(MadeInPython, Source):
@@ -125,16 +73,7 @@ class PythonSource(MadeInPython, Source):
         rows = None if self._rows is None else [array[positions] for array in self._rows]
         task = ("items", epoch, positions.tolist(), rows)
         result = producer.submit(task, self.name(int(positions[0]))).result()
-        columns, failures = result.columns, result.failures
-        if failures:
-            good = np.delete(np.arange(len(positions)), list(failures))
-            columns = scattered(columns, good, len(positions), self.elements)
-        if in_place is None:
-            return columns, failures
-        for number, column in enumerate(columns):
-            for arrays, value in zip(in_place, column, strict=True):
-                arrays[number][...] = value
-        return None, failures
+        return placed(result, positions, self.elements, in_place)
 
     def identity(self) -> Identity | None:
         return None
@@ -151,6 +90,8 @@ class RowsSource(PythonSource):
         paths: the files that the examples are of, if they are of files.
         labels: what `FastDataset.labels` gives, by position; None without labels.
     """
+
+    may_change = False
 
     def __init__(
         self,

@@ -18,12 +18,12 @@ from keras_turbo.data.engine.failures import ExampleLoadError
 from keras_turbo.data.engine.node import Sessions, VariantDataset, unbatched
 from keras_turbo.data.functions import ElementFunction, PythonFunction, RowFunction
 from keras_turbo.data.settings import Settings
-from keras_turbo.data.sources.python_code import EpochHooks, MadeInPython, sample_of_py_dataset
+from keras_turbo.data.sources.python_code import EpochHooks, sample_of_py_dataset
 from keras_turbo.data.sources.streams import Stream
 from keras_turbo.data.workers.choice import choose_workers
 from keras_turbo.data.workers.items import Form
 from keras_turbo.data.workers.looking import elements_of, look_at, with_open_axes
-from keras_turbo.data.workers.pool import Pending, Work
+from keras_turbo.data.workers.pool import MadeInPython, Pending, Work
 
 # Of each process so many tasks are asked for ahead: one is done while the next is at hand.
 _ASKED_AHEAD = 2

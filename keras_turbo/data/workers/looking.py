@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from keras_turbo.data.engine.elements import Elements, numpy_dtype

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from keras_turbo.data.engine.elements import Column, Elements, scattered
 from keras_turbo.data.engine.slots import aligned_empty
 from keras_turbo.data.workers.item_maker import ItemMaker
 from keras_turbo.data.workers.items import Form
@@ -175,3 +176,75 @@ def _all_workers() -> weakref.WeakSet[Workers]:
     # comes after that. `concurrent.futures` registers itself so, too, and what is registered later is called first.
     getattr(threading, "_register_atexit", atexit.register)(end_all)
     return workers
+
+
+class MadeInPython:
+    """Lets the user's code run somewhere, as long as there are datasets over it.
+
+    Args:
+        work: what it makes.
+        processes: worker processes; 0 for this one.
+    """
+
+    #: Whether the user may change the object between epochs.
+    may_change = True
+
+    def __init__(self, work: Work, processes: int) -> None:
+        self.work = work
+        self._num_processes = processes
+        self.processes: int | None = processes
+        # What is this process's own is not asked by two threads at a time. Processes are asked for the next while one
+        # is being made.
+        self.most_threads: int | None = 2 * processes or 1
+        self._producer: Producer | None = None
+        self._lock = threading.RLock()
+        self._num_datasets = 0
+
+    def producer(self, seed: int | None) -> Producer:
+        """What makes the items of an epoch that begins, for this dataset and all its shards.
+
+        Args:
+            seed: of the dataset; the global random numbers in worker processes are functions of it.
+        """
+        with self._lock:
+            if self._producer is None:
+                number = self._num_processes
+                self._producer = Workers(self.work, number, seed) if number else ThisProcess(self.work)
+            elif isinstance(self._producer, Workers) and self.may_change:
+                self._producer.renew()
+            return self._producer
+
+    def used_by(self, dataset: Any) -> None:
+        """Takes note of a dataset over this source. Once the last is gone, so are the processes.
+
+        Python collects a dataset at once when nobody holds it any more, but its graph, which is full of circles, at
+        some time. Whoever still reads holds the processes.
+        """
+        with self._lock:
+            self._num_datasets += 1
+        weakref.finalize(dataset, _let_go, weakref.ref(self))
+
+
+def _let_go(reference: weakref.ref[MadeInPython]) -> None:
+    source = reference()
+    if source is not None:
+        with source._lock:
+            source._num_datasets -= 1
+            if not source._num_datasets:
+                source._producer = None
+
+
+def placed(
+    result: Result, positions: np.ndarray, elements: Elements, in_place: list[list[np.ndarray]] | None
+) -> tuple[list[Column] | None, dict[int, Exception]]:
+    """What `Source.load` gives, of the result of a task that made examples at some positions."""
+    columns, failures = result.columns, result.failures
+    if failures:
+        good = np.delete(np.arange(len(positions)), list(failures))
+        columns = scattered(columns, good, len(positions), elements)
+    if in_place is None:
+        return columns, failures
+    for number, column in enumerate(columns):
+        for arrays, value in zip(in_place, column, strict=True):
+            arrays[number][...] = value
+    return None, failures
