@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from keras_turbo import FastDataset
 from keras_turbo.data.engine.failures import ExampleLoadError
-from keras_turbo.data.workers import choice, messages, pool, process, transfer
+from keras_turbo.data.workers import choice, messages, pool, process
 from tests.data import python_data
 from tests.data.python_data import (
     BadHooks,
@@ -370,7 +370,7 @@ class TestWorkers:
         # Now the workers are there, and the array must go to them once more.
         source.array = np.arange(10, 20_010)
         with monkeypatch.context() as patch:
-            patch.setattr(transfer, "Memory", no_more_files)
+            patch.setattr(messages, "Memory", no_more_files)
             with pytest.raises(process.WorkerError, match="arrays can't be copied .*open files"):
                 list(dataset)
         assert first_numbers(dataset) == [10, 11, 12, 13]

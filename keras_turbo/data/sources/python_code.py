@@ -1,9 +1,8 @@
-"""Examples by position that users' Python code makes: the batches of a `PyDataset`, and what a function makes of rows."""
+"""Examples by position that Python code makes: the batches of a `PyDataset`, and what a function makes of rows."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -18,9 +17,8 @@ from keras_turbo.data.settings import Settings
 from keras_turbo.data.sources.arrays import structured_arrays
 from keras_turbo.data.sources.source import Identity, Load, Source
 from keras_turbo.data.workers.choice import choose_workers
-from keras_turbo.data.workers.items import flatten
-from keras_turbo.data.workers.looking import Sample, elements_of, look_at, positions_to_look_at
-from keras_turbo.data.workers.pool import MadeInPython, Producer, Work, placed
+from keras_turbo.data.workers.form import Sample, look_at, positions_to_look_at
+from keras_turbo.data.workers.pool import MadeInPython, Work
 
 # Sending a task to a worker costs 0.2 ms; this much of work a task makes that little.
 _SECONDS_A_TASK = 0.02
@@ -28,70 +26,51 @@ _MOST_ROWS_A_TASK = 64
 
 
 class PythonSource(MadeInPython, Source):
-    """Examples (or batches) by position.
-
-    Args:
-        work: what makes them.
-        number: of positions.
-        sample: some of them.
-        workers: processes as the user wants them; None to choose.
-        rows: arrays of what each example is made of.
-    """
+    """Examples (or batches) by position."""
 
     can_fail = True
     loading_is_called = None
 
-    def __init__(
-        self, work: Work, number: int, sample: Sample, workers: int | None, rows: Sequence[np.ndarray] | None = None
-    ) -> None:
-        processes = choose_workers(workers, work.source, work.name, item_seconds=sample.seconds, num_items=number)
-        super().__init__(work, processes)
-        self.elements = elements_of(work.form)
+    def __init__(self, work: Work, number: int, sample: Sample, workers: int | None) -> None:
+        super().__init__(work, choose_workers(workers, work, item_seconds=sample.seconds, num_items=number))
+        self.elements = work.form.elements
         self.rows_a_job = int(np.clip(_SECONDS_A_TASK / max(sample.seconds, 1e-9), 1, _MOST_ROWS_A_TASK))
         self._number = number
-        self._rows = rows
 
     def __len__(self) -> int:
         return self._number
 
     def begin_epoch(self, epoch: int, seed: int) -> Load:
-        return functools.partial(self._load_by, self.producer(seed), epoch)
+        producer, form = self.producer(seed), self.work.form
+
+        def load(positions: np.ndarray, _: Any, in_place: list[list[np.ndarray]] | None) -> Any:
+            task = ("items", epoch, positions.tolist(), self._rows(positions.tolist()))
+            made = producer.submit(task, self.name(int(positions[0]))).result()
+            return form.columns(made, len(positions), in_place)
+
+        return load
 
     def load(
         self, positions: np.ndarray, seeds: np.ndarray | None, in_place: list[list[np.ndarray]] | None
     ) -> tuple[list[Column] | None, dict[int, Exception]]:
-        return self._load_by(self.producer(0), 0, positions, seeds, in_place)
+        return self.begin_epoch(0, 0)(positions, seeds, in_place)
 
-    def _load_by(
-        self,
-        producer: Producer,
-        epoch: int,
-        positions: np.ndarray,
-        seeds: np.ndarray | None,  # noqa: ARG002 (users' code draws from the global generators)
-        in_place: list[list[np.ndarray]] | None,
-    ) -> tuple[list[Column] | None, dict[int, Exception]]:
-        rows = None if self._rows is None else [array[positions] for array in self._rows]
-        task = ("items", epoch, positions.tolist(), rows)
-        result = producer.submit(task, self.name(int(positions[0]))).result()
-        return placed(result, positions, self.elements, in_place)
+    def _rows(self, positions: Sequence[int]) -> list[Any] | None:
+        """What the examples are made of, if they are made of rows."""
+        return None
 
     def identity(self) -> Identity | None:
         return None
 
 
 class RowsSource(PythonSource):
-    """Examples that a Python function makes of the rows of arrays, or of paths.
+    """Examples that a Python function makes of the rows of arrays (x, or a tuple with y and weights), or of paths.
 
     Args:
-        parts: arrays of x, or `(x, y)` or `(x, y, sample_weight)`, with one row for each example.
-        function: what is called.
-        argument: the name under which the user gave it, for errors.
-        settings: of which `workers` and `element_spec` count.
+        argument: the name under which the user gave the function, for errors.
         paths: the files that the examples are of, if they are of files.
-        labels: what `FastDataset.labels` gives, by position; None without labels.
+        labels: what `FastDataset.labels` gives, by position.
     """
-
-    may_change = False
 
     def __init__(
         self,
@@ -102,15 +81,15 @@ class RowsSource(PythonSource):
         paths: list[str] | None = None,
         labels: Any = None,
     ) -> None:
-        rows = tf.nest.flatten(parts)
-        structure, _ = flatten(tf.nest.map_structure(lambda array: array[:0], parts))
-        num_parts = len(structure) if isinstance(structure, tuple) else 1
+        self._parts = parts
+        num_parts = len(parts) if isinstance(parts, tuple) else 1
         takes_all = ElementFunction(function.function, argument).takes_all(num_parts, {}, expects_seed=False)
-        source, name = (structure, function.function, takes_all), function.__name__
-        looked_at = positions_to_look_at(len(rows[0]), settings)
-        tasks = [("items", 0, (index,), [array[index : index + 1] for array in rows]) for index in looked_at]
+        source, name = (function.function, takes_all), function.__name__
+        number = len(tf.nest.flatten(parts)[0])
+        tasks = [("items", 0, (index,), self._rows([index])) for index in positions_to_look_at(number, settings)]
         sample = look_at(source, tasks, name, settings)
-        super().__init__(Work(source, name, sample.form), len(rows[0]), sample, settings.workers, rows)
+        # Functions are what they were when the dataset was made, as elsewhere.
+        super().__init__(Work(source, name, sample.form, may_change=False), number, sample, settings.workers)
         if paths is not None:
             self.paths = paths
         self._labels = labels
@@ -126,6 +105,9 @@ class RowsSource(PythonSource):
     def adapted(self, settings: Settings) -> Settings:
         is_called = isinstance(settings.map_fn, PythonFunction)
         return dataclasses.replace(settings, map_fn=None) if is_called else settings
+
+    def _rows(self, positions: Sequence[int]) -> list[Any]:
+        return [tf.nest.map_structure(lambda array: array[index], self._parts) for index in positions]  # noqa: B023
 
     def name(self, position: int) -> str:
         paths = getattr(self, "paths", None)
@@ -149,11 +131,7 @@ def num_batches(x: Any) -> int | None:
 
 
 def sample_of_py_dataset(x: Any, settings: Settings) -> Sample:
-    """Some batches of a PyDataset.
-
-    Raises:
-        ValueError: settings that it can't be used with; a batch that can't be made.
-    """
+    """Some batches of a PyDataset; raises ValueError for settings that it can't be used with, too."""
     name, number = type(x).__name__, num_batches(x)
     if settings.batch_size not in (None, Settings.batch_size):
         raise ValueError(
@@ -169,12 +147,7 @@ def sample_of_py_dataset(x: Any, settings: Settings) -> Sample:
 
 
 class PyDatasetSource(PythonSource):
-    """The batches of a PyDataset that has a length.
-
-    Args:
-        x: the PyDataset.
-        settings: of which `workers` and `element_spec` count.
-    """
+    """The batches of a PyDataset that has a length."""
 
     def __init__(self, x: Any, settings: Settings) -> None:
         sample, number = sample_of_py_dataset(x, settings), num_batches(x)
@@ -212,9 +185,6 @@ class EpochHooks:
     They are called in this process, in a thread that makes batches. An epoch that is left before its end ends when the
     next one begins. Epochs that are passed over (`resume_at`) are begun and ended, too: a PyDataset that shuffles at
     each end is then as it was. What was changed can't be taken back for an epoch that comes again.
-
-    Args:
-        x: the PyDataset.
     """
 
     def __init__(self, x: Any) -> None:

@@ -21,9 +21,8 @@ from keras_turbo.data.settings import Settings
 from keras_turbo.data.sources.python_code import EpochHooks, sample_of_py_dataset
 from keras_turbo.data.sources.streams import Stream
 from keras_turbo.data.workers.choice import choose_workers
-from keras_turbo.data.workers.items import Form
-from keras_turbo.data.workers.looking import elements_of, look_at, with_open_axes
-from keras_turbo.data.workers.pool import MadeInPython, Pending, Work
+from keras_turbo.data.workers.form import Form, look_at
+from keras_turbo.data.workers.pool import MadeInPython, Work
 
 # Of each process so many tasks are asked for ahead: one is done while the next is at hand.
 _ASKED_AHEAD = 2
@@ -32,24 +31,14 @@ _SHARD_PARAMETERS = ("shard_index", "num_shards")
 
 
 class PythonStream(MadeInPython, Stream):
-    """Elements that Python gives one after the other.
-
-    Args:
-        work: what makes them.
-        processes: how many do; 0 for this one.
-        group: how many come together, stacked; None for one by one.
-    """
+    """Elements that Python gives one after the other, or (`group`) so many stacked."""
 
     def __init__(self, work: Work, processes: int, group: int | None) -> None:
         super().__init__(work, processes)
-        self._elements = elements_of(work.form)
+        self.element_spec = work.form.elements.spec
         self._group = group
         self._seed = 0
         self._sessions = Sessions(lambda epoch, skipped: _Session(self._given(epoch, skipped)))
-
-    @property
-    def element_spec(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride] (it is not set)
-        return self._elements.spec
 
     @property
     def error(self) -> Exception | None:
@@ -64,22 +53,19 @@ class PythonStream(MadeInPython, Stream):
         self, epoch: tf.Tensor, shuffle_seed: tf.Tensor | None, num_skipped: tf.Tensor, seed: int
     ) -> tf.data.Dataset:
         self._seed = seed
-        # Shuffled, what comes first is known only once the buffer was filled.
-        skipped = num_skipped if shuffle_seed is None and self._can_skip else tf.zeros_like(num_skipped)
+        # Shuffled, what comes first is known only once the buffer was filled; of several parts no one has it all.
+        can_skip = shuffle_seed is None and (self.can_seek or (self.processes or 1) == 1)
+        skipped = num_skipped if can_skip else tf.zeros_like(num_skipped)
         front = [] if self._group is None else [None]
-        specs = [tf.TensorSpec([*front, *leaf.shape], leaf.dtype) for leaf in self._elements.leaves]
+        specs = [tf.TensorSpec([*front, *leaf.shape], leaf.dtype) for leaf in self.work.form.elements.leaves]
         given = self._sessions.dataset([epoch, skipped], specs)
         given = given if self._group is None else unbatched(given)
-        variant = tf.data.experimental.to_variant(given)
-        elements: tf.data.Dataset = VariantDataset(variant, self._elements.spec, [given], holds=given)
+        elements: tf.data.Dataset = VariantDataset(
+            tf.data.experimental.to_variant(given), self.element_spec, [given], holds=given
+        )
         if shuffle_seed is not None:
             elements = self.shuffled(elements, shuffle_seed)
         return elements.skip(num_skipped - skipped)
-
-    @property
-    def _can_skip(self) -> bool:
-        """Whether the first elements can be left out where they are made."""
-        return True
 
     @abc.abstractmethod
     def _given(self, epoch: int, skipped: int) -> Iterator[list[np.ndarray]]:
@@ -93,12 +79,7 @@ class _Session:
 
 
 class EndlessPyDataset(PythonStream):
-    """The batches of a PyDataset without a length, from index 0 on in each iteration.
-
-    Args:
-        x: the PyDataset.
-        settings: of which `workers` and `element_spec` count.
-    """
+    """The batches of a PyDataset without a length, from index 0 on in each iteration."""
 
     kind = "PyDataset without a length"
     can_seek = True
@@ -111,8 +92,8 @@ class EndlessPyDataset(PythonStream):
                 f"{name} has no length (num_batches is None), so there is nothing that shuffle=True could shuffle. "
                 "Give it a length, or shuffle in it."
             )
-        processes = choose_workers(settings.workers, x, name, item_seconds=sample.seconds, num_items=None)
-        super().__init__(Work(x, name, sample.form), processes, None)
+        work = Work(x, name, sample.form)
+        super().__init__(work, choose_workers(settings.workers, work, item_seconds=sample.seconds), None)
         self._hooks = EpochHooks(x)
 
     def adapted(self, settings: Settings) -> Settings:
@@ -122,7 +103,7 @@ class EndlessPyDataset(PythonStream):
         self._hooks.begin(epoch)
         producer = self.producer(self._seed)
 
-        def ask(index: int) -> tuple[str, Pending]:
+        def ask(index: int) -> tuple[str, Any]:
             what = f"batch {index} of {self.work.name}"
             return what, producer.submit(("items", epoch, (index,), None), what)
 
@@ -130,20 +111,17 @@ class EndlessPyDataset(PythonStream):
         ahead = collections.deque(itertools.islice(asked, _ASKED_AHEAD * (self.processes or 1)))
         while True:
             what, pending = ahead.popleft()
-            result = pending.result()
-            for error in result.failures.values():
+            columns, failures = self.work.form.columns(pending.result(), 1)
+            for error in failures.values():
                 raise _told(what, error)
             ahead.append(next(asked))
-            yield [column[0] for column in result.columns]
+            yield [column[0] for column in columns]
 
 
 class GeneratorStream(PythonStream):
-    """What a generator function gives.
+    """What a function gives that returns an iterator.
 
-    Args:
-        function: returns an iterator. If it has parameters `shard_index` and `num_shards`, it may be read in several
-            processes, each of which gets a part.
-        settings: of which `workers`, `batch_size`, `element_spec`, `map_fn` and `cache` count.
+    If it has parameters `shard_index` and `num_shards`, it may be read in several processes, each of which gets a part.
     """
 
     kind = "generator"
@@ -161,26 +139,21 @@ class GeneratorStream(PythonStream):
             tasks = [("open", 0, 0, whole, 0), ("next", 0, 1), ("next", 0, 1), ("open", 1, 0, whole, 0)]
             tasks += [("close", 0), ("close", 1)]
         sample = look_at(function, tasks, name, settings)
-        form = _with_what_may_differ(sample.form, settings)
+        work = Work(function, name, _with_what_may_differ(sample.form, settings))
         most = None if self._is_sharded else 1
-        processes = choose_workers(
-            settings.workers, function, name, item_seconds=sample.seconds, num_items=None, most=most
-        )
-        super().__init__(Work(function, name, form), processes, settings.batch_size if form.is_fixed else None)
+        processes = choose_workers(settings.workers, work, item_seconds=sample.seconds, most=most)
+        super().__init__(work, processes, settings.batch_size if work.form.elements.is_fixed else None)
 
     def _parts(self, number: int) -> list[dict[str, int]]:
         if not self._is_sharded:
             return [{}]
         return [{"shard_index": index, "num_shards": number} for index in range(number)]
 
-    @property
-    def _can_skip(self) -> bool:
-        return (self.processes or 1) == 1
-
     def _given(self, epoch: int, skipped: int) -> Iterator[list[np.ndarray]]:
         producer, name, number = self.producer(self._seed), self.work.name, next(self._numbers)
-        num_given = collections.Counter[int]()
-        turns: collections.deque[tuple[int, collections.deque[Pending]]] = collections.deque()
+        group = self._group or 1
+        num_read = collections.Counter[int]()
+        turns: collections.deque[tuple[int, collections.deque[Any]]] = collections.deque()
         try:
             for part, keywords in enumerate(self._parts(self.processes or 1), 1):
                 opening = producer.submit(("open", number, epoch, keywords, skipped), name, part)
@@ -188,16 +161,18 @@ class GeneratorStream(PythonStream):
             while turns:
                 for part, ahead in turns:
                     while len(ahead) < _ASKED_AHEAD:
-                        ahead.append(producer.submit(("next", number, self._group or 1), name, part))
+                        ahead.append(producer.submit(("next", number, group), name, part))
                 part, ahead = turns[0]
-                is_opening = part not in num_given
-                result = ahead.popleft().result()
-                if result.count:
-                    yield [column if self._group else column[0] for column in result.columns]
-                for index, error in result.failures.items():
-                    raise _told(f"item {num_given[part] + index} of {name}", error)
-                num_given[part] += skipped if is_opening else result.count
-                if result.ended:
+                is_opening = part not in num_read
+                made = ahead.popleft().result()
+                columns, failures = self.work.form.columns(made, len(made.items))
+                count = min([len(made.items), *failures])
+                if count:
+                    yield [column[:count] if self._group else column[0] for column in columns]
+                if failures:
+                    raise _told(f"item {num_read[part] + min(failures)} of {name}", failures[min(failures)])
+                num_read[part] += skipped if is_opening else count
+                if made.ended:
                     turns.popleft()
                 elif not is_opening:
                     turns.rotate(-1)
@@ -216,16 +191,16 @@ def _with_what_may_differ(form: Form, settings: Settings) -> Form:
     Of sequences and of batches the first axis differs, and two of them may be alike by chance. So it is left open
     wherever no batch and no store needs it: where items pass as they are, and where `map_fn` brings them to one shape.
     """
-    if form.is_declared or not form.is_fixed:
+    if form.is_declared or not form.elements.is_fixed:
         return form
-    opened, map_fn = with_open_axes(form), settings.map_fn
+    opened, map_fn = form.opened(), settings.map_fn
     if settings.batch_size is None and settings.cache in ("auto", False):
         return opened
     if map_fn is None or isinstance(map_fn, (PythonFunction, keras.Layer)):
         return form
     function = ElementFunction(map_fn, "map_fn")
     try:
-        mapped = RowFunction(lambda element, _: function(element), elements_of(opened), "map_fn")
+        mapped = RowFunction(lambda element, _: function(element), opened.elements, "map_fn")
     except Exception:  # it needs to know all sizes
         return form
     return opened if mapped.elements.is_fixed else form

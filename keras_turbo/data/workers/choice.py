@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 from keras_turbo.data.settings import available_cores
+from keras_turbo.data.workers.pool import Work
 from keras_turbo.data.workers.transfer import NotTransferableError, TransferredObject
 from keras_turbo.machine import free_memory_bytes
 
@@ -23,38 +23,29 @@ _MOST_WORKERS = 16
 
 
 def choose_workers(
-    asked_for: int | None,
-    source: Any,
-    name: str,
-    *,
-    item_seconds: float,
-    num_items: int | None,
-    most: int | None = None,
+    asked_for: int | None, work: Work, *, item_seconds: float, num_items: int | None = None, most: int | None = None
 ) -> int:
-    """Decides on a number of worker processes, 0 being this process, and logs it where the user has not.
+    """Decides on a number of worker processes, 0 being this process, and logs it where the user has not asked for one.
 
     Args:
-        asked_for: what the user says; None to choose.
-        source: the user's object.
-        name: what an error calls it.
         item_seconds: what an item took in this process.
         num_items: items in an epoch; None where that is unknown or endless.
-        most: how many processes the source can make use of; None for any number.
+        most: how many processes the source can make use of.
 
     Raises:
         NotTransferableError: processes were asked for, and the object can't be sent to any.
     """
     if asked_for is not None:
         if asked_for > 0:
-            TransferredObject(source, name)
+            TransferredObject(work.source, work.name)
         return asked_for if most is None else min(asked_for, most)
-    number, reason = _choice(source, name, item_seconds, num_items, most)
+    number, reason = _choice(work, item_seconds, [limit for limit in (num_items, most) if limit is not None], num_items)
     where = "this process" if number == 0 else f"{number} worker process{'es' * (number > 1)}"
-    _logger.info("%s is read in %s: %s. `workers` decides it otherwise.", name, where, reason)
+    _logger.info("%s is read in %s: %s. `workers` decides it otherwise.", work.name, where, reason)
     return number
 
 
-def _choice(source: Any, name: str, item_seconds: float, num_items: int | None, most: int | None) -> tuple[int, str]:
+def _choice(work: Work, item_seconds: float, limits: list[int], num_items: int | None) -> tuple[int, str]:
     took = f"an item takes {item_seconds * 1e3:.3g} ms"
     cores = available_cores()
     if cores == 1:
@@ -64,11 +55,11 @@ def _choice(source: Any, name: str, item_seconds: float, num_items: int | None, 
     if num_items is not None and num_items * item_seconds < _SHORTEST_EPOCH_SECONDS:
         return 0, f"{took}, so that an epoch is shorter than the start of a process"
     try:
-        TransferredObject(source, name)
+        TransferredObject(work.source, work.name)
     except NotTransferableError as error:
         return 0, str(error)
     room = int(_SHARE_OF_FREE_MEMORY * free_memory_bytes() / _WORKER_BYTES)
-    number = min(cores, _MOST_WORKERS, *(limit for limit in (most, num_items) if limit is not None))
+    number = min(cores, _MOST_WORKERS, *limits)
     if room < number:
         return room, f"{took}, and there is memory for {room} on {cores} cores"
     return number, f"{took}, and there are {cores} cores"

@@ -2,48 +2,37 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
-from keras_turbo.data.engine.elements import Column, numpy_dtype
+from keras_turbo.data.engine.elements import Column
 from keras_turbo.data.engine.order import ExampleOrder
 from keras_turbo.data.settings import Settings, available_cores
 from keras_turbo.data.sources.source import ExampleSource, Identity, Load, Source
-from keras_turbo.data.workers.items import ARRAY, Form
-from keras_turbo.data.workers.pool import MadeInPython, Producer, Work, placed
+from keras_turbo.data.workers.form import Form
+from keras_turbo.data.workers.pool import MadeInPython, Work
 
-# `benchmarks/loader_gil.py`: of the 0.9 ms that a photo takes, the lock is held for 0.04. So 22 threads would hold it
+# `benchmarks/loader_gil.py`: of the 0.9 ms that a photo takes, the lock is held for 0.03. So 30 threads would hold it
 # all the time; up to half of that, they hardly wait for it.
 CORES_OF_A_PROCESS = 16
 # What it takes to start processes, which import TensorFlow, is gained back by about so many photos.
 FEWEST_EXAMPLES = 100_000
-# Sending a task and taking its result costs the process that asks about as much as the lock is held for four photos.
+# Sending a task and taking its result holds the lock of the process that asks about as long as eight photos do.
 _ROWS_A_TASK = 32
 
 
 class InProcesses(MadeInPython, Source):
-    """The examples of another source, with the same bytes and the same failures.
+    """The examples of a source that can be pickled, with the same bytes and failures, by threads of worker processes."""
 
-    Args:
-        source: any that loads in plain Python and can be pickled.
-        processes: worker processes.
-        threads: that load in each of them.
-    """
-
-    may_change = False
     rows_a_job = _ROWS_A_TASK
 
     def __init__(self, source: Source, processes: int, threads: int) -> None:
-        leaves = [(numpy_dtype(leaf.dtype), tuple(leaf.shape)) for leaf in source.elements.leaves]
-        form = Form(tf.nest.map_structure(lambda _: ARRAY, source.elements.spec), leaves, False, False)
-        super().__init__(Work(source, type(source).__name__, form, threads), processes)
+        work = Work(source, type(source).__name__, Form(source.elements), threads, may_change=False)
+        super().__init__(work, processes)
         self.processes = None  # of code that is not the user's
         self.source = source
-        self.most_threads = 2 * processes * threads
         self.elements, self.is_random, self.can_fail = source.elements, source.is_random, source.can_fail
         self.random_ops, self.left_out = source.random_ops, source.left_out
         self.loading_is_called = source.loading_is_called
@@ -54,23 +43,19 @@ class InProcesses(MadeInPython, Source):
     def __len__(self) -> int:
         return len(self.source)
 
-    def begin_epoch(self, epoch: int, seed: int) -> Load:  # noqa: ARG002 (all epochs load alike)
-        return functools.partial(self._load_by, self.producer(None))
+    def begin_epoch(self, epoch: int, seed: int) -> Load:
+        producer, form = self.producer(None), self.work.form
+
+        def load(positions: np.ndarray, seeds: np.ndarray | None, in_place: list[list[np.ndarray]] | None) -> Any:
+            made = producer.submit(("load", positions, seeds), self.name(int(positions[0]))).result()
+            return form.columns(made, len(positions), in_place)
+
+        return load
 
     def load(
         self, positions: np.ndarray, seeds: np.ndarray | None, in_place: list[list[np.ndarray]] | None
     ) -> tuple[list[Column] | None, dict[int, Exception]]:
-        return self._load_by(self.producer(None), positions, seeds, in_place)
-
-    def _load_by(
-        self,
-        producer: Producer,
-        positions: np.ndarray,
-        seeds: np.ndarray | None,
-        in_place: list[list[np.ndarray]] | None,
-    ) -> tuple[list[Column] | None, dict[int, Exception]]:
-        result = producer.submit(("load", positions, seeds), self.name(int(positions[0]))).result()
-        return placed(result, positions, self.elements, in_place)
+        return self.begin_epoch(0, 0)(positions, seeds, in_place)
 
     def name(self, position: int) -> str:
         return self.source.name(position)

@@ -1,46 +1,41 @@
-"""Makes items by a user's Python code: by position, or from a generator."""
+"""Makes items by a user's Python code, by position or from a generator, as arrays in a structure."""
 
 from __future__ import annotations
 
-import dataclasses
 import random
 import traceback
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from .items import Form, ItemError, flatten, packed
+#: What stands for an array in the structure of an item, which is made of dicts and tuples.
+ARRAY = "array"
+
+_MOST_PARTS = 3  # x, y and sample_weight
+
+_THE_SAME_ITERATOR = (
+    "The function has returned the iterator that it returned before, of which a part has been read. It must make a new "
+    "one at each call, as a generator function does."
+)
 
 
-@dataclasses.dataclass
-class Made:
-    """What came of a task.
-
-    Attributes:
-        items: the arrays of each item that could be made.
-        failures: for the others, by their index in the task, what went wrong: in a line, and with its traceback.
-        ended: whether a generator has no more.
-        structures: those of the items.
-    """
-
-    items: list[list[np.ndarray]] = dataclasses.field(default_factory=list)
-    failures: dict[int, tuple[str, str]] = dataclasses.field(default_factory=dict)
-    ended: bool = False
-    structures: list[Any] = dataclasses.field(default_factory=list)
+class ItemError(ValueError):
+    """An item is not what can be trained on, or not what was agreed upon."""
 
 
-class _OpenStream:
-    """A generator that is being read, with the state of the random numbers that it draws."""
+class Made(NamedTuple):
+    """What came of a task: structure and arrays of items by their index in it; of the others error and traceback."""
 
-    iterator: Iterator = iter(())
-    random_state: Any = None
+    items: dict[int, tuple[Any, list[np.ndarray]]]
+    failures: dict[int, tuple[str, str]]
+    ended: bool = False  # whether a generator has no more
 
 
 class ItemMaker:
     """Runs tasks, which are tuples of plain values that begin with what to do.
 
-    - `("items", epoch, positions, rows)`: items by position; `rows` are the columns of what they are made of, or None.
+    - `("items", epoch, positions, rows)`: items by position, or made of some rows.
     - `("open", stream, epoch, keywords, skip)`: calls the generator function and leaves out the first items.
     - `("next", stream, count)`: up to so many items more.
     - `("close", stream)`
@@ -48,97 +43,90 @@ class ItemMaker:
 
     Args:
         source: an object with `__getitem__`; a generator function; a source of keras_turbo; or of rows
-            `(structure, function, whether it takes all parts)`.
-        form: what items must be like; None while that is found out.
-        are_batches: whether they are batches.
+            `(function, whether it takes all parts)`.
+        are_batches: whether items are those of a PyDataset.
         seed: with it, Python's and NumPy's global random numbers are functions of seed, epoch and position. None leaves
             them alone, as is right where they are the user's own.
     """
 
-    def __init__(self, source: Any, form: Form | None, *, are_batches: bool, seed: int | None) -> None:
+    def __init__(self, source: Any, *, are_batches: bool, seed: int | None) -> None:
         self.source = source
-        self._form = form
         self._are_batches = are_batches
         self._seed = seed
-        self._streams: dict[int, _OpenStream] = {}
+        # Generators that are being read, with the state of the random numbers that each draws.
+        self._streams: dict[int, tuple[Iterator, Any]] = {}
         self._last_iterator: Any = None
 
     def run(self, task: tuple) -> Made:
         """Does what a task says. What the user's code raises is in the result."""
         what, *arguments = task
-        made = Made()
-        getattr(self, f"_{what}")(made, *arguments)
-        return made
+        return getattr(self, f"_{what}")(*arguments)
 
-    def _items(self, made: Made, epoch: int, positions: Sequence[int], rows: Sequence[Any] | None) -> None:
+    def _items(self, epoch: int, positions: Sequence[int], rows: Sequence[Any] | None) -> Made:
+        made = Made({}, {})
         for index, position in enumerate(positions):
             self._seed_random_numbers(epoch, position)
             try:
-                self._add(made, self.source[position] if rows is None else self._mapped([one[index] for one in rows]))
+                item = self.source[position] if rows is None else self._mapped(rows[index])
+                made.items[index] = flatten(item, is_batch=self._are_batches)
             except Exception as error:  # whatever the user's code raises is told
                 made.failures[index] = _failure(error)
+        return made
 
-    def _mapped(self, values: list[Any]) -> Any:
-        structure, function, takes_all = self.source
-        row = packed(structure, iter(values))
+    def _mapped(self, row: Any) -> Any:
+        function, takes_all = self.source
         if not isinstance(row, tuple):
             return function(row)
         return function(*row) if takes_all else (function(row[0]), *row[1:])
 
-    def _add(self, made: Made, item: Any) -> None:
-        structure, leaves = flatten(item, is_batch=self._are_batches)
-        if self._form is not None:
-            self._form.check(structure, leaves)
-        made.items.append(leaves)
-        made.structures.append(structure)
-
-    def _load(self, made: Made, positions: np.ndarray, seeds: np.ndarray | None) -> None:
-        columns, failures = self.source.load(positions, seeds, None)
-        made.failures = {index: (str(error) or type(error).__name__, "") for index, error in failures.items()}
+    def _load(self, positions: np.ndarray, seeds: np.ndarray | None) -> Made:
+        columns, errors = self.source.load(positions, seeds, None)
+        failures = {index: (str(error) or type(error).__name__, "") for index, error in errors.items()}
         good = [index for index in range(len(positions)) if index not in failures]
-        made.items = [[np.asarray(column[index]) for column in columns] for index in good]
+        return Made({index: (None, [np.asarray(column[index]) for column in columns]) for index in good}, failures)
 
-    def _open(self, made: Made, stream: int, epoch: int, keywords: dict[str, int], skip: int) -> None:
+    def _open(self, stream: int, epoch: int, keywords: dict[str, int], skip: int) -> Made:
         self._seed_random_numbers(epoch, 0)
-        opened = self._streams[stream] = _OpenStream()
-        number_skipped = 0
+        self._streams[stream] = iter(()), None
+        skipped = 0
         try:
             iterator = iter(self.source(**keywords))
             if iterator is self._last_iterator:
-                raise ItemError(
-                    "The function has returned the iterator that it returned before, of which a part has been read. It "
-                    "must make a new one at each call, as a generator function does."
-                )
-            opened.iterator = self._last_iterator = iterator
-            for number_skipped in range(skip):
+                return Made({}, {0: (_THE_SAME_ITERATOR, "")})
+            self._last_iterator = iterator
+            while skipped < skip:
                 next(iterator)
+                skipped += 1
+            self._keep(stream, iterator)
         except StopIteration:
-            opened.iterator = iter(())
+            pass
         except Exception as error:
-            made.failures[number_skipped] = _failure(error)
-        self._keep_random_numbers(opened)
+            return Made({}, {skipped: _failure(error)})
+        return Made({}, {})
 
-    def _next(self, made: Made, stream: int, count: int) -> None:
-        reading = self._streams[stream]
-        if reading.random_state is not None:
-            random.setstate(reading.random_state[0])
-            np.random.set_state(reading.random_state[1])  # noqa: NPY002 (it is the global generator that users draw from)
+    def _next(self, stream: int, count: int) -> Made:
+        iterator, random_state = self._streams[stream]
+        if random_state is not None:
+            random.setstate(random_state[0])
+            np.random.set_state(random_state[1])  # noqa: NPY002 (it is the global generator that users draw from)
+        made = Made({}, {})
         try:
             while len(made.items) < count:
-                self._add(made, next(reading.iterator))
+                made.items[len(made.items)] = flatten(next(iterator))
         except StopIteration:
-            made.ended = True
+            return made._replace(ended=True)
         except Exception as error:
             made.failures[len(made.items)] = _failure(error)
-        self._keep_random_numbers(reading)
+        self._keep(stream, iterator)
+        return made
 
-    def _close(self, made: Made, stream: int) -> None:
-        close = getattr(self._streams.pop(stream, _OpenStream).iterator, "close", None)
+    def _close(self, stream: int) -> Made:
+        iterator, _ = self._streams.pop(stream, (None, None))
         try:
-            if close is not None:
-                close()
+            getattr(iterator, "close", lambda: None)()
         except Exception as error:
-            made.failures[0] = _failure(error)
+            return Made({}, {0: _failure(error)})
+        return Made({}, {})
 
     def _seed_random_numbers(self, epoch: int, position: int) -> None:
         if self._seed is not None:
@@ -146,9 +134,9 @@ class ItemMaker:
             random.seed(words.tobytes())
             np.random.seed(words)  # noqa: NPY002 (it is the global generator that users draw from)
 
-    def _keep_random_numbers(self, stream: _OpenStream) -> None:
-        if self._seed is not None:
-            stream.random_state = random.getstate(), np.random.get_state()  # noqa: NPY002
+    def _keep(self, stream: int, iterator: Iterator) -> None:
+        state = None if self._seed is None else (random.getstate(), np.random.get_state())  # noqa: NPY002
+        self._streams[stream] = iterator, state
 
 
 def _failure(error: BaseException) -> tuple[str, str]:
@@ -156,3 +144,63 @@ def _failure(error: BaseException) -> tuple[str, str]:
     trace = error.__traceback__ and error.__traceback__.tb_next
     text = "".join(traceback.format_exception(type(error), error, trace)).strip()
     return "".join(traceback.format_exception_only(type(error), error)).strip(), text
+
+
+def flatten(item: Any, *, is_batch: bool = False) -> tuple[Any, list[np.ndarray]]:
+    """The structure of an item, and its arrays in the order of `tf.nest`; raises ItemError where it has others.
+
+    Lists of arrays are tuples, and other lists arrays; a None behind x and y is left out. A list that is a batch, of up
+    to three things, is (x, y, sample_weight), as Keras takes what a PyDataset gives.
+    """
+    if isinstance(item, list) and is_batch:
+        item = tuple(item) if len(item) <= _MOST_PARTS else np.asarray(item)
+    while isinstance(item, tuple) and len(item) > 1 and item[-1] is None:
+        item = item[:-1]
+    leaves: list[np.ndarray] = []
+
+    def structure(part: Any, name: str) -> Any:
+        if isinstance(part, dict):
+            return {key: structure(part[key], f"{name}[{key!r}]") for key in sorted(part)}
+        if isinstance(part, tuple) or (isinstance(part, list) and part and all(map(_is_arrays, part))):
+            return tuple(structure(one, f"{name}[{index}]") for index, one in enumerate(part))
+        leaves.append(_array(part, name))
+        return ARRAY
+
+    return structure(item, "item"), leaves
+
+
+def _is_arrays(part: Any) -> bool:
+    if isinstance(part, (list, tuple)):
+        return bool(part) and all(map(_is_arrays, part))
+    return isinstance(part, dict) or (hasattr(part, "shape") and len(part.shape) > 0)
+
+
+def _array(leaf: Any, name: str) -> np.ndarray:
+    if leaf is None:
+        raise ItemError(f"{name} is None, where an array was expected.")
+    if any(hasattr(leaf, mark) for mark in ("toarray", "ragged_rank", "dense_shape")):
+        raise ItemError(
+            f"{name} is a {type(leaf).__name__}; only dense arrays can be batched. Make it dense, or pad it."
+        )
+    try:
+        array = np.asarray(leaf)
+    except ValueError as error:
+        raise ItemError(f"{name} has rows of different shapes ({error}). Pad them to one length.") from error
+    if array.dtype.kind in "SUO":
+        strings = np.empty(array.shape, object)
+        for index, one in np.ndenumerate(array):
+            if not isinstance(one, (str, bytes)):
+                raise ItemError(
+                    f"{name} is an array of Python objects (one of them a {type(one).__name__}), as rows of different "
+                    "lengths make. Pad them to one length."
+                )
+            strings[index] = one.encode() if isinstance(one, str) else bytes(one)
+        return strings
+    if array.dtype.kind not in "biufc" and not is_float(array.dtype):
+        raise ItemError(f"{name} has the type {array.dtype}, for which there is no tensor. Make numbers of it.")
+    return array
+
+
+def is_float(dtype: np.dtype) -> bool:
+    """Whether these are floats; bfloat16 and those of 8 bits are no types of NumPy's own."""
+    return dtype.kind == "f" or dtype.name.startswith(("bfloat", "float8"))

@@ -1,4 +1,4 @@
-"""Messages between two processes: pickles, whose large arrays go by memory that both see."""
+"""Pickles between processes, whose large arrays go by memory that both see."""
 
 from __future__ import annotations
 
@@ -19,11 +19,7 @@ _ALIGNMENT_BYTES = 64
 
 
 class Memory:
-    """Memory without a name: nothing is left of it however its processes end, and no limit of /dev/shm counts.
-
-    Args:
-        num_bytes: its size; pages are taken as they are written to.
-    """
+    """Memory without a name: nothing is left of it however its processes end, and no limit of /dev/shm counts."""
 
     def __init__(self, num_bytes: int) -> None:
         self.descriptor = os.memfd_create("keras_turbo", os.MFD_CLOEXEC)
@@ -33,45 +29,39 @@ class Memory:
 
 
 class Pickled:
-    """An object as it is sent.
-
-    Args:
-        value: the object. Its arrays must not change until it is sent.
-        pickler: class that pickles it.
-    """
+    """An object as it is sent. Its arrays must not change until then."""
 
     def __init__(self, value: Any, pickler: type[pickle.Pickler] = pickle.Pickler) -> None:
-        file = io.BytesIO()
         #: The contents of large arrays, which are not in the pickle.
         self.buffers: list[memoryview] = []
-        pickler(file, protocol=5, buffer_callback=self._is_small).dump(value)
-        self.stream = file.getbuffer()
+        self._num_bytes = 0
         self._places: list[tuple[int, int]] = []
-        offset = 0
-        for buffer in self.buffers:
-            self._places.append((offset, offset + buffer.nbytes))
-            offset += -(-buffer.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-        #: Bytes of memory that the arrays need.
-        self.num_bytes = offset
+        file = io.BytesIO()
+        pickler(file, protocol=5, buffer_callback=self._stays).dump(value)
+        self.stream = file.getvalue()
 
-    def _is_small(self, buffer: pickle.PickleBuffer) -> bool:
+    def _stays(self, buffer: pickle.PickleBuffer) -> bool:
         raw = buffer.raw()
-        if raw.nbytes >= _SMALLEST_IN_MEMORY:
-            self.buffers.append(raw)
-        return raw.nbytes < _SMALLEST_IN_MEMORY
+        if raw.nbytes < _SMALLEST_IN_MEMORY:
+            return True
+        self.buffers.append(raw)
+        self._places.append((self._num_bytes, self._num_bytes + raw.nbytes))
+        self._num_bytes += -(-raw.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        return False
 
-    def write(self, memory: Memory) -> None:
-        """Copies the arrays into memory."""
+    def written_to(self, memory: Memory | None) -> Memory | None:
+        """The large arrays, copied into memory, or into new one where that is too small; None if there are none."""
+        if not self._places:
+            return None
+        if memory is None or len(memory.map) < self._num_bytes:
+            memory = Memory(self._num_bytes)
         for buffer, (begin, end) in zip(self.buffers, self._places, strict=True):
             memory.map[begin:end] = buffer
+        return memory
 
     def send(self, connection: Connection, head: Sequence[Any], memory: Memory | None) -> None:
-        """Sends it behind some plain values, with the memory that the arrays were written to; None without arrays.
-
-        Raises:
-            OSError: the other end is gone.
-        """
-        connection.send((*head, bytes(self.stream), self._places))
+        """Sends it behind some plain values, with the memory that it was written to."""
+        connection.send((*head, self.stream, self._places))
         if memory is not None:
             send_handle(connection, memory.descriptor, os.getpid())
 

@@ -1,67 +1,33 @@
-"""Where users' Python code runs: in worker processes, or in this one."""
+"""Where users' Python code runs, in worker processes or in this one, and for how long."""
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import threading
+import types
 import weakref
 from concurrent.futures import Future
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_turbo.data.engine.elements import Column, Elements, scattered
 from keras_turbo.data.engine.slots import aligned_empty
-from keras_turbo.data.workers.item_maker import ItemMaker
-from keras_turbo.data.workers.items import Form
-from keras_turbo.data.workers.process import ItemNotMadeError, Result, WorkerError, WorkerProcess
+from keras_turbo.data.workers.form import Form
+from keras_turbo.data.workers.item_maker import ItemMaker, Made
+from keras_turbo.data.workers.process import WorkerError, WorkerProcess
 from keras_turbo.data.workers.transfer import TransferredObject
 
 
 class Work(NamedTuple):
-    """What is made.
-
-    Attributes:
-        source: the user's object, as `ItemMaker` takes it.
-        name: what an error calls it.
-        form: what items must be like.
-        threads: how many tasks one process works on at a time.
-    """
+    """What is made: of the user's object, as `ItemMaker` takes it, whose items have a form."""
 
     source: Any
-    name: str
+    name: str  # what an error calls the object
     form: Form
-    threads: int = 1
-
-
-class Pending(Protocol):
-    """A task that was handed in."""
-
-    def result(self) -> Result:
-        """Waits for what comes of it; raises WorkerError if nothing does."""
-        ...
-
-
-class Producer(Protocol):
-    """Does the tasks of `ItemMaker`."""
-
-    def submit(self, task: tuple, what: str, only: int = 0) -> Pending:
-        """Hands a task in.
-
-        Args:
-            task: as `ItemMaker` knows it.
-            what: what it makes, for errors.
-            only: number of the process that must do it, from 1; 0 for any.
-
-        Raises:
-            WorkerError: a process can't be started.
-        """
-        ...
-
-    def forget(self, stream: int, only: int) -> None:
-        """Closes a generator that process `only` reads."""
-        ...
+    threads: int = 1  # tasks that a process works on at a time
+    may_change: bool = True  # whether the user may change the object between epochs
 
 
 class ThisProcess:
@@ -69,28 +35,24 @@ class ThisProcess:
 
     def __init__(self, work: Work) -> None:
         # The global random numbers are the user's own here, and are left alone.
-        self._maker = ItemMaker(work.source, work.form, are_batches=work.form.are_batches, seed=None)
-        self._form = work.form
+        self._maker = ItemMaker(work.source, are_batches=work.form.are_batches, seed=None)
         self._lock = threading.Lock()
 
-    def submit(self, task: tuple, what: str, only: int = 0) -> Pending:
-        return _Later(functools.partial(self._done, task))
+    def submit(self, task: tuple, what: str, only: int = 0) -> Any:
+        """As `Workers.submit`."""
+        return types.SimpleNamespace(result=functools.partial(self._done, task))
 
     def forget(self, stream: int, only: int) -> None:
+        """As `Workers.forget`."""
         self._done(("close", stream))
 
-    def _done(self, task: tuple) -> Result:
+    def _done(self, task: tuple) -> Made:
         with self._lock:
             made = self._maker.run(task)
-            columns = self._form.columns(made.items)
-        # Users may write to their arrays again.
-        kept = [[*map(_copied, one)] if isinstance(one, list) else one for one in columns]
-        failures: dict[int, Exception] = {index: ItemNotMadeError(*failure) for index, failure in made.failures.items()}
-        return Result(len(made.items), kept, failures, made.ended)
-
-
-class _Later(NamedTuple):
-    result: Any
+            for _, leaves in made.items.values():
+                # Users may write to theirs again.
+                leaves[:] = [_copied(leaf) for leaf in leaves]
+            return made
 
 
 def _copied(array: np.ndarray) -> np.ndarray:
@@ -100,16 +62,11 @@ def _copied(array: np.ndarray) -> np.ndarray:
 
 
 class Workers:
-    """Processes that are started when there is work, and end with this object or with the interpreter.
-
-    Args:
-        work: what they do.
-        number: of processes.
-        seed: of which the global random numbers in them are functions.
-    """
+    """Processes that are started when there is work, and end with this object or with the interpreter."""
 
     def __init__(self, work: Work, number: int, seed: int | None) -> None:
-        self._work, self._number, self._seed = work, number, seed
+        self._work, self._number = work, number
+        self._options = {"are_batches": work.form.are_batches, "seed": seed}
         self._processes: dict[int, WorkerProcess] = {}
         self._lock = threading.Lock()
         self._has_ended = False
@@ -126,7 +83,14 @@ class Workers:
         """The processes that run."""
         return [process.pid for process in self._processes.values() if not process.has_ended]
 
-    def submit(self, task: tuple, what: str, only: int = 0) -> Future[Result]:
+    def submit(self, task: tuple, what: str, only: int = 0) -> Future[Made]:
+        """Hands a task of `ItemMaker` in, whose result is waited for then; raises WorkerError if no process starts.
+
+        Args:
+            task: what is to be done.
+            what: what it makes, for errors.
+            only: number of the process that must do it, from 1; 0 for any.
+        """
         with self._lock:
             if self._has_ended:
                 raise WorkerError("The worker processes were ended while results were waited for.")
@@ -135,16 +99,18 @@ class Workers:
             if process is None or process.has_ended:
                 title = f"Worker {number} of {self._number}"
                 try:
-                    process = WorkerProcess(title, self._work.form, self._seed, self._work.threads)
+                    process = WorkerProcess(title, self._work.threads, self._options)
                 except OSError as error:  # no more processes, memory or open files
                     raise WorkerError(f"{title} could not be started: {error}.") from error
                 self._processes[number] = process
             return process.ask(self._source, task, what)
 
     def forget(self, stream: int, only: int) -> None:
+        """Closes a generator that process `only` reads."""
         process = self._processes.get(only)
         if process is not None and not process.has_ended:
-            process.ask(self._source, ("close", stream), "nothing")
+            with contextlib.suppress(WorkerError):
+                process.ask(self._source, ("close", stream), "nothing")
 
     def _load_of(self, number: int) -> tuple[int, bool]:
         process = self._processes.get(number)
@@ -179,46 +145,34 @@ def _all_workers() -> weakref.WeakSet[Workers]:
 
 
 class MadeInPython:
-    """Lets the user's code run somewhere, as long as there are datasets over it.
-
-    Args:
-        work: what it makes.
-        processes: worker processes; 0 for this one.
-    """
-
-    #: Whether the user may change the object between epochs.
-    may_change = True
+    """A source whose examples Python code makes, in worker processes or (0) this one, while datasets are over it."""
 
     def __init__(self, work: Work, processes: int) -> None:
         self.work = work
-        self._num_processes = processes
         self.processes: int | None = processes
         # What is this process's own is not asked by two threads at a time. Processes are asked for the next while one
         # is being made.
-        self.most_threads: int | None = 2 * processes or 1
-        self._producer: Producer | None = None
+        self.most_threads: int | None = 2 * processes * work.threads or 1
+        self._num_processes = processes
+        self._producer: Workers | ThisProcess | None = None
         self._lock = threading.RLock()
         self._num_datasets = 0
 
-    def producer(self, seed: int | None) -> Producer:
-        """What makes the items of an epoch that begins, for this dataset and all its shards.
-
-        Args:
-            seed: of the dataset; the global random numbers in worker processes are functions of it.
-        """
+    def producer(self, seed: int | None) -> Workers | ThisProcess:
+        """What makes items in an epoch that begins; global random numbers in workers are functions of the seed."""
         with self._lock:
             if self._producer is None:
                 number = self._num_processes
                 self._producer = Workers(self.work, number, seed) if number else ThisProcess(self.work)
-            elif isinstance(self._producer, Workers) and self.may_change:
+            elif isinstance(self._producer, Workers) and self.work.may_change:
                 self._producer.renew()
             return self._producer
 
     def used_by(self, dataset: Any) -> None:
         """Takes note of a dataset over this source. Once the last is gone, so are the processes.
 
-        Python collects a dataset at once when nobody holds it any more, but its graph, which is full of circles, at
-        some time. Whoever still reads holds the processes.
+        Its graph, which is full of circles and holds this source, goes at some time. Whoever still reads holds the
+        processes.
         """
         with self._lock:
             self._num_datasets += 1
@@ -232,19 +186,3 @@ def _let_go(reference: weakref.ref[MadeInPython]) -> None:
             source._num_datasets -= 1
             if not source._num_datasets:
                 source._producer = None
-
-
-def placed(
-    result: Result, positions: np.ndarray, elements: Elements, in_place: list[list[np.ndarray]] | None
-) -> tuple[list[Column] | None, dict[int, Exception]]:
-    """What `Source.load` gives, of the result of a task that made examples at some positions."""
-    columns, failures = result.columns, result.failures
-    if failures:
-        good = np.delete(np.arange(len(positions)), list(failures))
-        columns = scattered(columns, good, len(positions), elements)
-    if in_place is None:
-        return columns, failures
-    for number, column in enumerate(columns):
-        for arrays, value in zip(in_place, column, strict=True):
-            arrays[number][...] = value
-    return None, failures

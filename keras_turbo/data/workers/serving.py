@@ -12,7 +12,6 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
 from typing import Any
@@ -20,7 +19,6 @@ from typing import Any
 import cloudpickle  # noqa: F401 (needed by what it has pickled, once the user's folders are on the path)
 
 from .item_maker import ItemMaker
-from .items import Form
 from .messages import Memory, Pickled, mapped
 
 # Memory of earlier answers that is kept for the next ones: writing to new memory takes three times as long.
@@ -40,27 +38,20 @@ class _Worker:
 
     def serve(self) -> None:
         """Does what it is asked to."""
-        _, preparation = self._messages.get()
-        form, seed = Form(*preparation["form"]), preparation["seed"]
+        sys_path, sys_argv, threads, options = self._messages.get()
         # Nothing was imported from the user's folders up to here.
-        sys.path[:], sys.argv[:] = preparation["sys_path"], preparation["sys_argv"]
-        self._form = form
-        self._maker = ItemMaker(_object(*self._messages.get()[1:]), form, are_batches=form.are_batches, seed=seed)
-        for _ in range(1, preparation["threads"]):
+        sys.path[:], sys.argv[:] = sys_path, sys_argv
+        self._maker = ItemMaker(self._object(*self._messages.get()[1:]), **options)
+        for _ in range(1, threads):
             threading.Thread(target=self._work, daemon=True).start()
         self._work()
-
-    def tell(self, error: str) -> None:
-        """Says why nothing will come any more."""
-        self._connection.send((None, error))
 
     def _read(self) -> None:
         try:
             while True:
                 message = self._connection.recv()
-                if message[0] == "object":
-                    message = (*message, recv_handle(self._connection) if message[-1] else None)
-                self._messages.put(message)
+                has_memory = message[0] == "object" and message[-1]
+                self._messages.put((*message, recv_handle(self._connection)) if has_memory else message)
         except (EOFError, OSError):
             # Nobody wants what is being made, however long that would take.
             os._exit(0)
@@ -69,41 +60,37 @@ class _Worker:
         while True:
             what, *arguments = self._messages.get()
             if what == "object":
-                self._maker.source = _object(*arguments)
+                self._maker.source = self._object(*arguments)
             else:
                 self._run(*arguments)
+
+    @staticmethod
+    def _object(stream: bytes, places: list[tuple[int, int]], descriptor: int | None = None) -> Any:
+        """The user's object, whose large arrays are those of all workers until one of them writes to them."""
+        if descriptor is None:
+            return pickle.loads(stream)
+        memory = memoryview(mapped(descriptor, places[-1][1], private=True))
+        return pickle.loads(stream, buffers=[memory[begin:end] for begin, end in places])
 
     def _run(self, number: int, released: list[int], task: tuple) -> None:
         self._free += [self._in_use.pop(one) for one in released]
         del self._free[_MOST_FREE:]
         made = self._maker.run(task)
-        columns = Pickled(self._form.columns(made.items))
-        memory = None
-        if columns.num_bytes:
-            memory = self._free.pop() if self._free else None
-            if memory is None or len(memory.map) < columns.num_bytes:
-                memory = Memory(columns.num_bytes)
-            columns.write(memory)
+        items = Pickled(made.items)
+        memory = items.written_to(self._free.pop() if items.buffers and self._free else None)
+        if memory is not None:
             self._in_use[number] = memory
         with self._sending:
-            columns.send(self._connection, (number, len(made.items), made.failures, made.ended), memory)
-
-
-def _object(stream: bytes, places: Sequence[tuple[int, int]], descriptor: int | None) -> Any:
-    """The user's object, whose large arrays are those of all workers until one of them writes to them."""
-    if descriptor is None:
-        return pickle.loads(stream)
-    memory = memoryview(mapped(descriptor, places[-1][1], private=True))
-    return pickle.loads(stream, buffers=[memory[begin:end] for begin, end in places])
+            items.send(self._connection, (number, made.failures, made.ended), memory)
 
 
 def main(descriptor: int) -> None:
     """Runs a worker on the connection that it has inherited."""
     # Ctrl+C reaches every process of a terminal, and the parent decides what becomes of it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    worker = _Worker(Connection(descriptor))
+    connection = Connection(descriptor)
     try:
-        worker.serve()
+        _Worker(connection).serve()
     except BaseException:
-        worker.tell(traceback.format_exc())
+        connection.send((None, traceback.format_exc()))
         raise

@@ -6,7 +6,6 @@ import functools
 import hashlib
 import mmap
 import os
-from multiprocessing.connection import Connection
 from typing import Any
 
 import cloudpickle
@@ -19,43 +18,27 @@ class NotTransferableError(TypeError):
     """An object can't be sent to another process."""
 
 
-class TransferredObject:
-    """An object as it is now, pickled; what a notebook or a script defines goes with it.
-
-    Args:
-        source: the object.
-        name: what an error calls it.
-
-    Raises:
-        NotTransferableError: it can't be pickled.
-    """
+class TransferredObject(Pickled):
+    """An object as it is now, pickled with what a notebook or a script defines; raises NotTransferableError."""
 
     def __init__(self, source: Any, name: str) -> None:
         try:
-            self._pickled = Pickled(source, _Pickler)
+            super().__init__(source, _Pickler)
         except Exception as error:  # pickle raises what the object's own methods raise, too
             raise NotTransferableError(
                 f"{name} can't be sent to worker processes: {error}. What holds files, locks, connections or running "
                 "generators must open them when they are first used. Or give workers=0, which runs it in this process."
             ) from error
-        hasher = hashlib.blake2b(self._pickled.stream, digest_size=16)
-        for buffer in self._pickled.buffers:
+        hasher = hashlib.blake2b(self.stream, digest_size=16)
+        for buffer in self.buffers:
             hasher.update(buffer)
         #: Changes when the object does.
         self.digest = hasher.digest()
 
     @functools.cached_property
     def memory(self) -> Memory | None:
-        """A copy of its large arrays, for all workers; raises OSError where there is no room."""
-        if not self._pickled.num_bytes:
-            return None
-        memory = Memory(self._pickled.num_bytes)
-        self._pickled.write(memory)
-        return memory
-
-    def send(self, connection: Connection) -> None:
-        """Sends it to a worker; raises OSError if that is gone."""
-        self._pickled.send(connection, ("object",), self.memory)
+        """Its large arrays, copied once for all workers; raises OSError where there is no room."""
+        return self.written_to(None)
 
 
 class _Pickler(cloudpickle.Pickler):
@@ -66,7 +49,6 @@ class _Pickler(cloudpickle.Pickler):
         is_whole_map = type(obj) is np.memmap and obj.filename is not None and isinstance(obj.base, mmap.mmap)
         if not is_whole_map:
             return super().reducer_override(obj)
-        order = "C" if obj.flags["C_CONTIGUOUS"] else "F"
         # Copies of pages that are written to: a worker must not change the file.
-        mode = "r" if obj.mode == "r" else "c"
+        mode, order = "r" if obj.mode == "r" else "c", "C" if obj.flags["C_CONTIGUOUS"] else "F"
         return np.memmap, (os.path.abspath(str(obj.filename)), obj.dtype, mode, obj.offset, obj.shape, order)
