@@ -69,7 +69,9 @@ def rate(source: DecodedFiles | InProcesses, threads: int, seconds: float) -> fl
     """Images a second of several threads that load."""
     import concurrent.futures
 
-    rows = [[[np.empty((*IMAGE_SIZE, 3), np.uint8), np.empty((), np.int64)] for _ in range(ROWS)] for _ in range(threads)]
+    rows = [
+        [[np.empty((*IMAGE_SIZE, 3), np.uint8), np.empty((), np.int64)] for _ in range(ROWS)] for _ in range(threads)
+    ]
     order = np.random.default_rng(0).permutation(len(source))
 
     def load(thread: int) -> int:
@@ -103,7 +105,7 @@ def asking_microseconds(paths: list[str], size: tuple[int, int]) -> float:
 
 
 def main() -> None:
-    parser = _measure.parser(__doc__, "loader_gil", rounds=1)
+    parser = _measure.parser(__doc__ or "", "loader_gil", rounds=1)
     options = parser.parse_args()
     _measure.hide_gpus()
     number, budget = (32, 0.1) if options.quick else (256, 2.0)
@@ -121,7 +123,9 @@ def main() -> None:
         for step, time_of in of_photo.items():
             print(f"{step:12} {time_of:12.0f} {held[step]:30.1f}")
         print(f"Threads that hold the lock all the time: {of_photo['all'] / held['all']:.0f}.")
-        print(f"Threads of one process, by half of that: {of_photo['all'] / held['all'] / 2:.0f}; set: {CORES_OF_A_PROCESS}.")
+        print(
+            f"Half of that: {of_photo['all'] / held['all'] / 2:.0f}. Cores that one process serves: {CORES_OF_A_PROCESS}."
+        )
         cores = available_cores()
         for threads in sorted({1, 2, 4, cores, 2 * cores}):
             if threads <= 2 * cores:

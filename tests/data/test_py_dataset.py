@@ -296,9 +296,7 @@ class TestWorkers:
     def test_one_that_dies_is_named_and_replaced(self, how, message):
         source = Dying(how, os.getpid())
         dataset = FastDataset(source, workers=2)
-        with pytest.raises(
-            process.WorkerError, match=rf"Worker \d of 2 \(process \d+\) {message}.*batch 3 of Dying"
-        ):
+        with pytest.raises(process.WorkerError, match=rf"Worker \d of 2 \(process \d+\) {message}.*batch 3 of Dying"):
             list(dataset)
         source.how, source.parent = "not at all", None
         source.__class__ = Sequence

@@ -13,11 +13,7 @@ from keras_turbo.data.engine.store import ExampleStore
 
 
 def stored_elements(batches: Elements, most_rows: int) -> Elements:
-    """What is kept of a batch: its tensors filled up to the largest number of rows, and the number of its rows.
-
-    Raises:
-        ValueError: a tensor of it has no rows.
-    """
+    """What is kept of a batch: its tensors filled up to the largest number of rows, and the number of its rows."""
     if any(not leaf.shape.rank for leaf in batches.leaves):
         raise ValueError("`cache` keeps rows of batches, and map_fn gives something without rows. Use cache=False.")
     padded = [tf.TensorSpec([most_rows, *leaf.shape[1:]], leaf.dtype) for leaf in batches.leaves]
@@ -25,11 +21,7 @@ def stored_elements(batches: Elements, most_rows: int) -> Elements:
 
 
 class BatchStore:
-    """What the engine needs of an `ExampleStore`, for examples that are batches.
-
-    Args:
-        store: of `stored_elements`.
-    """
+    """What the engine needs of an `ExampleStore`, for batches, which it has as `stored_elements` says."""
 
     def __init__(self, store: ExampleStore) -> None:
         self._store = store
@@ -44,27 +36,22 @@ class BatchStore:
         """Nothing that could be written as it is."""
 
     def put(self, positions: np.ndarray, columns: Sequence[Column]) -> None:
-        """Keeps batches.
-
-        Raises:
-            ValueError: one is larger than the largest that is known, or has another shape.
-        """
+        """Keeps batches; raises ValueError where one is larger than the largest that is known, or of another shape."""
         for index, (position, kept) in enumerate(zip(positions.tolist(), self._store.rows(positions), strict=True)):
             *leaves, rows = kept
             for leaf, column in zip(leaves, columns, strict=True):
                 batch = column[index]
                 if batch.shape[1:] != leaf.shape[1:] or len(batch) > len(leaf):
                     raise ValueError(
-                        f"Batch {position} has a tensor of shape {batch.shape}, and the cache was made for batches of up "
-                        f"to {leaf.shape}, as the first and the last one are. Make all batches of one shape, but for "
-                        "those with fewer rows, or use cache=False."
+                        f"Batch {position} has a tensor of shape {batch.shape}, and the cache was made for batches of "
+                        f"up to {leaf.shape}, as the first and the last one are. Make all batches of one shape, but "
+                        "for those with fewer rows, or use cache=False."
                     )
                 leaf[: len(batch)] = batch
                 rows[...] = len(batch)
         self._store.mark(positions)
 
-    def gather(self, positions: np.ndarray, out: None) -> list[Column]:  # noqa: ARG002 (they differ in shape)
+    def gather(self, positions: np.ndarray, out: None) -> list[Column]:
         """The batches where they lie, so that nothing is copied: TensorFlow writes to no memory of NumPy's."""
-        columns = zip(*self._store.rows(positions), strict=True)
-        *leaves, rows = map(list, columns)
+        *leaves, rows = map(list, zip(*self._store.rows(positions), strict=True))
         return [[batch[: int(number)] for batch, number in zip(leaf, rows, strict=True)] for leaf in leaves]

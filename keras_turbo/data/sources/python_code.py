@@ -32,7 +32,8 @@ class PythonSource(MadeInPython, Source):
     loading_is_called = None
 
     def __init__(self, work: Work, number: int, sample: Sample, workers: int | None) -> None:
-        super().__init__(work, choose_workers(workers, work, item_seconds=sample.seconds, num_items=number))
+        self.processes = choose_workers(workers, work, item_seconds=sample.seconds, num_items=number)
+        super().__init__(work, self.processes)
         self.elements = work.form.elements
         self.rows_a_job = int(np.clip(_SECONDS_A_TASK / max(sample.seconds, 1e-9), 1, _MOST_ROWS_A_TASK))
         self._number = number
@@ -46,7 +47,7 @@ class PythonSource(MadeInPython, Source):
         def load(positions: np.ndarray, _: Any, in_place: list[list[np.ndarray]] | None) -> Any:
             task = ("items", epoch, positions.tolist(), self._rows(positions.tolist()))
             made = producer.submit(task, self.name(int(positions[0]))).result()
-            return form.columns(made, len(positions), in_place)
+            return form.loaded(made, len(positions), in_place)
 
         return load
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from keras_turbo.data.engine.failures import ExampleLoadError
@@ -35,6 +34,7 @@ class PythonStream(MadeInPython, Stream):
 
     def __init__(self, work: Work, processes: int, group: int | None) -> None:
         super().__init__(work, processes)
+        self.processes = processes
         self.element_spec = work.form.elements.spec
         self._group = group
         self._seed = 0
@@ -68,12 +68,12 @@ class PythonStream(MadeInPython, Stream):
         return elements.skip(num_skipped - skipped)
 
     @abc.abstractmethod
-    def _given(self, epoch: int, skipped: int) -> Iterator[list[np.ndarray]]:
+    def _given(self, epoch: int, skipped: int) -> Iterator[list[Any]]:
         """The arrays of the elements of an epoch."""
 
 
 class _Session:
-    def __init__(self, given: Iterator[list[np.ndarray]]) -> None:
+    def __init__(self, given: Iterator[list[Any]]) -> None:
         self.next = given.__next__
         self.close = given.close
 
@@ -99,7 +99,7 @@ class EndlessPyDataset(PythonStream):
     def adapted(self, settings: Settings) -> Settings:
         return dataclasses.replace(super().adapted(settings), batch_size=None)
 
-    def _given(self, epoch: int, skipped: int) -> Iterator[list[np.ndarray]]:
+    def _given(self, epoch: int, skipped: int) -> Iterator[list[Any]]:
         self._hooks.begin(epoch)
         producer = self.producer(self._seed)
 
@@ -149,13 +149,14 @@ class GeneratorStream(PythonStream):
             return [{}]
         return [{"shard_index": index, "num_shards": number} for index in range(number)]
 
-    def _given(self, epoch: int, skipped: int) -> Iterator[list[np.ndarray]]:
+    def _given(self, epoch: int, skipped: int) -> Iterator[list[Any]]:
         producer, name, number = self.producer(self._seed), self.work.name, next(self._numbers)
         group = self._group or 1
         num_read = collections.Counter[int]()
+        parts = self._parts(self.processes or 1)
         turns: collections.deque[tuple[int, collections.deque[Any]]] = collections.deque()
         try:
-            for part, keywords in enumerate(self._parts(self.processes or 1), 1):
+            for part, keywords in enumerate(parts, 1):
                 opening = producer.submit(("open", number, epoch, keywords, skipped), name, part)
                 turns.append((part, collections.deque([opening])))
             while turns:
@@ -177,7 +178,7 @@ class GeneratorStream(PythonStream):
                 elif not is_opening:
                     turns.rotate(-1)
         finally:
-            for part, _ in turns:
+            for part in range(1, len(parts) + 1):
                 producer.forget(number, part)
 
 

@@ -28,6 +28,8 @@ def choose_workers(
     """Decides on a number of worker processes, 0 being this process, and logs it where the user has not asked for one.
 
     Args:
+        asked_for: what the user asks for.
+        work: what is to be done.
         item_seconds: what an item took in this process.
         num_items: items in an epoch; None where that is unknown or endless.
         most: how many processes the source can make use of.

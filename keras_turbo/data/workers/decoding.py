@@ -24,14 +24,13 @@ _ROWS_A_TASK = 32
 
 
 class InProcesses(MadeInPython, Source):
-    """The examples of a source that can be pickled, with the same bytes and failures, by threads of worker processes."""
+    """The examples of a source that can be pickled, equal to the byte, loaded by threads of worker processes."""
 
     rows_a_job = _ROWS_A_TASK
 
     def __init__(self, source: Source, processes: int, threads: int) -> None:
         work = Work(source, type(source).__name__, Form(source.elements), threads, may_change=False)
         super().__init__(work, processes)
-        self.processes = None  # of code that is not the user's
         self.source = source
         self.elements, self.is_random, self.can_fail = source.elements, source.is_random, source.can_fail
         self.random_ops, self.left_out = source.random_ops, source.left_out
@@ -48,7 +47,7 @@ class InProcesses(MadeInPython, Source):
 
         def load(positions: np.ndarray, seeds: np.ndarray | None, in_place: list[list[np.ndarray]] | None) -> Any:
             made = producer.submit(("load", positions, seeds), self.name(int(positions[0]))).result()
-            return form.columns(made, len(positions), in_place)
+            return form.loaded(made, len(positions), in_place)
 
         return load
 

@@ -43,24 +43,21 @@ class Form:
         structure = tf.nest.map_structure(lambda _: ARRAY, self.elements.spec)
         return structure, [(numpy_dtype(leaf.dtype), tuple(leaf.shape)) for leaf in self.elements.leaves]
 
-    def columns(
-        self, made: Made, count: int, in_place: Sequence[Sequence[np.ndarray]] | None = None
+    def loaded(
+        self, made: Made, count: int, in_place: Sequence[Sequence[np.ndarray]] | None
     ) -> tuple[list[Column] | None, dict[int, Exception]]:
-        """What `Source.load` gives, of a task for so many items: checked, and as the types of this form."""
-        failures: dict[int, Exception] = {index: ItemNotMadeError(*failure) for index, failure in made.failures.items()}
-        good: dict[int, list[np.ndarray]] = {}
-        for index, (structure, leaves) in made.items.items():
-            try:
-                if structure is not None:
-                    self.check(structure, leaves)
-                good[index] = leaves
-            except ItemError as error:
-                failures[index] = error
-        if in_place is not None:
-            for index, leaves in good.items():
-                for place, leaf in zip(in_place[index], leaves, strict=True):
-                    np.copyto(place, leaf, casting="unsafe")
-            return None, failures
+        """What `Source.load` gives, of a task for so many items."""
+        if in_place is None:
+            return self.columns(made, count)
+        good, failures = self._checked(made)
+        for index, leaves in good.items():
+            for place, leaf in zip(in_place[index], leaves, strict=True):
+                np.copyto(place, leaf, casting="unsafe")
+        return None, failures
+
+    def columns(self, made: Made, count: int) -> tuple[list[Column], dict[int, Exception]]:
+        """For each array of an item those of all, stacked if they have one shape; rows of failures mean nothing."""
+        good, failures = self._checked(made)
         blank = [] if len(good) == count else [column[0] for column in self.elements.zeros(1)]
         columns: list[Column] = []
         for number, (shape, dtype) in enumerate(self.elements.arrays):
@@ -70,6 +67,18 @@ class Form:
             else:
                 columns.append([np.asarray(row, dtype) for row in rows])
         return columns, failures
+
+    def _checked(self, made: Made) -> tuple[dict[int, list[np.ndarray]], dict[int, Exception]]:
+        good: dict[int, list[np.ndarray]] = {}
+        failures: dict[int, Exception] = {index: ItemNotMadeError(*failure) for index, failure in made.failures.items()}
+        for index, (structure, leaves) in made.items.items():
+            try:
+                if structure is not None:
+                    self.check(structure, leaves)
+                good[index] = leaves
+            except ItemError as error:
+                failures[index] = error
+        return good, failures
 
     def check(self, structure: Any, leaves: Sequence[np.ndarray]) -> None:
         """Checks an item; the ItemError says what was expected and what came."""

@@ -147,12 +147,12 @@ def _all_workers() -> weakref.WeakSet[Workers]:
 class MadeInPython:
     """A source whose examples Python code makes, in worker processes or (0) this one, while datasets are over it."""
 
+    most_threads: int | None
+
     def __init__(self, work: Work, processes: int) -> None:
         self.work = work
-        self.processes: int | None = processes
-        # What is this process's own is not asked by two threads at a time. Processes are asked for the next while one
-        # is being made.
-        self.most_threads: int | None = 2 * processes * work.threads or 1
+        # This process is not asked by two threads at a time; others are asked for the next while one is being made.
+        self.most_threads = 2 * processes * work.threads or 1
         self._num_processes = processes
         self._producer: Workers | ThisProcess | None = None
         self._lock = threading.RLock()
