@@ -139,10 +139,11 @@ def measure(recipe: Recipe, seconds: float) -> PipelineReport:
         columns, failed = mapped(positions)
         return (columns, failed) if augment_fn is None else augment_fn(columns, seeds(positions))
 
-    columns, failed = load(sample)
+    _, failed = load(sample)
     if len(failed) == len(sample):
         raise ValueError(
-            f"None of {len(sample)} examples that were tried can be loaded, the first being {source.name(int(sample[0]))}."
+            f"None of {len(sample)} examples that were tried can be loaded, the first being "
+            f"{source.name(int(sample[0]))}."
         )
     sample = np.delete(sample, list(failed))
     loading = source.loading_is_called or "load"

@@ -68,7 +68,7 @@ class Stream(abc.ABC):
             reshuffle_each_iteration=False,
         )
 
-    def used_by(self, dataset: Any) -> None:
+    def used_by(self, dataset: Any) -> None:  # noqa: B027 (most have nothing to do)
         """Takes note of a dataset over it."""
 
     @property
