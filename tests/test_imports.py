@@ -13,18 +13,16 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "keras_turbo"
 
-BASE = {"progress", "wording", "files", "machine"}
+BASE = {"report", "files", "machine"}
 FOUNDATIONS = {"data", "layers", "precision", "distribution", "checkpoint", "devices", "execution"}
 CALLBACKS = FOUNDATIONS | {"callbacks"}
 AUDIT = CALLBACKS | {"auditing"}
 # Which parts of keras_turbo each part may import, besides itself; "" is the package's own __init__.
 MAY_IMPORT = {
-    # How far long work is, shown in a terminal; it imports nothing of ours.
-    "progress": set(),
-    # How values are told in messages; neither does this.
-    "wording": set(),
     # Files by their paths, behind a scheme too; it imports nothing of ours.
     "files": set(),
+    # Tables, JSON and pages, and how far long work is; pages are files.
+    "report": {"files"},
     # What this machine has for this process; it imports nothing of ours either.
     "machine": set(),
     **{part: {"devices", *BASE} for part in FOUNDATIONS},

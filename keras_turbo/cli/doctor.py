@@ -19,9 +19,9 @@ def add_doctor(commands: argparse._SubParsersAction) -> None:
         "doctor",
         help="does what is installed fit together, and does the machine give what it has?",
         description="Looks at versions, GPUs, network, processor, memory, a disk and the cluster's variables, and says "
-        "of each whether it is fine, could be better or is wrong, and what to do. It takes some seconds, writes up to "
+        "of each whether it is ok, a warning or an error, and what to do. It takes some seconds, writes up to "
         "256 MB to the disk that it measures, and leaves nothing behind. docs/doctor.md explains every finding.",
-        epilog="The exit code is 1 if something is wrong.",
+        epilog="The exit code is 1 if there is an error.",
     )
     doctor.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     doctor.add_argument(

@@ -19,7 +19,7 @@ from keras_turbo.distribution.cluster import (
 from keras_turbo.distribution.kubernetes import INDEX, SERVICE, WORKERS, completion_index, read_kubernetes
 from keras_turbo.distribution.slurm import read_slurm, read_step
 from keras_turbo.distribution.tf_config import VARIABLE, read_tf_config
-from keras_turbo.wording import listed
+from keras_turbo.report import listed
 
 # Kubernetes sets it in all pods, those of Kubeflow as well.
 _IN_A_POD = "KUBERNETES_SERVICE_HOST"

@@ -37,7 +37,7 @@ from keras_turbo.data.sources.class_folders import has_class_folders, validation
 from keras_turbo.data.sources.files import statuses_of
 from keras_turbo.data.sources.image_folder import find_images
 from keras_turbo.files import is_remote, resolved
-from keras_turbo.progress import progress_bar
+from keras_turbo.report import progress_bar
 
 FORMAT_VERSION = 1
 
