@@ -79,8 +79,7 @@ def _warn_of_independent_processes(environ: Mapping[str, str]) -> None:
     if completion_index(environ):
         warnings.warn(
             f"This is pod {environ[INDEX]} of an indexed job, and trains on its own: {WORKERS} and {SERVICE} are not "
-            "set. If the pods shall train together, set both in the manifest (python -m keras_turbo launch "
-            "--print-kubernetes writes one).",
+            "set. If the pods shall train together, set both in the manifest (docs/kubernetes.yaml is one).",
             stacklevel=4,
         )
     step = read_step(environ)

@@ -248,9 +248,9 @@ def _convert_part(
                 label = None if part.labels is None else part.labels[chosen[number]]
                 writer.write(_record(result, label, storage.relative_to(path, source)))
                 count += 1
-        # The account last: a shard without one would be made again.
-        storage.put_in_place(str(working / name), storage.join(part.folder, name))
+        # The shard last: one that is there has its account, and is not made again.
         write_json(account, {"count": count, "skipped": skipped})
+        storage.put_in_place(str(working / name), storage.join(part.folder, name))
 
 
 def _in_order(
