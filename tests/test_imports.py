@@ -231,6 +231,7 @@ IMPORT_AND_COMPARE = """
 """
 
 
+@pytest.mark.compatibility
 def test_importing_changes_nothing_and_brings_nothing_optional():
     result = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(IMPORT_AND_COMPARE)],

@@ -11,6 +11,8 @@ import tensorflow as tf
 from keras_turbo.doctor.versions import Versions, findings, read_versions
 from tests.doctor.judging import NO_GPU, checked, counters, driver, only, worst
 
+pytestmark = pytest.mark.compatibility
+
 GOOD = Versions(
     python="3.11.7",
     tensorflow="2.21.0",
