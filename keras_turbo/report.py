@@ -206,12 +206,12 @@ def _finite(values: Any) -> Any:
 
 
 @contextlib.contextmanager
-def progress_bar(description: str, total: int) -> Iterator[Callable[[int], None]]:
+def progress_bar(description: str, total: int | None) -> Iterator[Callable[[int], None]]:
     """Shows how far some work is, and goes away when it ends.
 
     Args:
         description: what is being done.
-        total: number of steps.
+        total: number of steps; None where nobody knows it.
 
     Yields:
         A function that takes the number of steps done since the last call. Where standard error is no terminal, it
