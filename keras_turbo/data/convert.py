@@ -24,7 +24,7 @@ from keras_turbo.data.records.manifest import MANIFEST_NAME, Leaf, Manifest, lea
 from keras_turbo.data.records.shards import WRITING_FOLDER
 from keras_turbo.data.settings import check_count
 from keras_turbo.files import is_remote
-from keras_turbo.progress import progress_bar
+from keras_turbo.report import progress_bar
 
 __all__ = ["ConversionError", "convert_images", "write_tfrecords"]
 

@@ -57,8 +57,8 @@ class FastDataset(Constructors):
             `fit(x, y)`; a `numpy.memmap` is read from disk row by row. Or a `keras.utils.PyDataset`, whose batches
             pass as they are; `map_fn`, `augment_fn`, `shuffle`, `cache` and `shard` are then over batches. Or a
             function without parameters that returns an iterator, such as a generator function; what that gives are
-            examples (batches with `batch_size=None`). It is called in each epoch, and once more when the dataset is
-            built, which looks at two items (of a `PyDataset` also at the last).
+            examples (batches with `batch_size=None`). It must return another iterator at each call. It is called in
+            each epoch, and when the dataset is built, which looks at two items (of a `PyDataset` also at the last).
         y: targets, in the same forms as `x`. Only with arrays; elements of other data hold them.
         sample_weight: weights, of shape `(examples,)`. Needs `y`.
         batch_size: examples a batch, default 32; on several devices or workers that of all together (the global batch),
@@ -67,8 +67,8 @@ class FastDataset(Constructors):
         shuffle: whether each epoch has an order of its own: a full shuffle over all positions. Default False. A
             `tf.data.Dataset` has positions only with `cache="memory"` or `"disk"`; without, it is shuffled through a
             buffer, with a warning where that is smaller than the data.
-        seed: integer from 0; decides order and augmentation. Default None: a function of the state of Python's `random`,
-            which `keras.utils.set_random_seed` seeds, and which is left as it is; see the attribute `seed`.
+        seed: integer from 0; decides order and augmentation. Default None: a function of the state of Python's
+            `random`, which `keras.utils.set_random_seed` seeds, and which is left as it is; see the attribute `seed`.
         reshuffle_each_epoch: False keeps the shuffled order of the first epoch. Default True.
         map_fn: the deterministic part of preparing an example; its results may be cached. Traced by TensorFlow,
             unless it is a `keras_turbo.data.PythonFunction`, which runs as Python on arrays.
@@ -78,8 +78,8 @@ class FastDataset(Constructors):
             that seed too.
         cache: where examples are kept after `map_fn`. "auto" (default): memory if they take at most half of what is
             free there (limits of containers included), else disk if they take at most half of what is free there,
-            else nowhere; nowhere for a `tf.data.Dataset` or a `PyDataset`, which may be random. "memory", "disk":
-            there. False: nowhere.
+            else nowhere; nowhere for a `tf.data.Dataset`, a generator or a `PyDataset`, which may be random. "memory",
+            "disk": there; what has no length is read once then, to know it. False: nowhere.
             Arrays without `map_fn` are in memory as they are.
         cache_dir: folder for stores on disk, default `~/.cache/keras_turbo/examples` (`$XDG_CACHE_HOME` counts).
         drop_remainder: whether a last batch that is not full is left out. Default False.
@@ -94,6 +94,11 @@ class FastDataset(Constructors):
             out batches.
         too_long: what becomes of sequences beyond the last length. "raise" (default): an error. "truncate": what is
             beyond it is cut off.
+        element_spec: structure of `tf.TensorSpec`s of what Python code gives: an item of a generator function, a batch
+            of a `PyDataset`, a whole example behind a `PythonFunction`; None in a shape for sizes that differ. By
+            default types and shapes are those of the items that are looked at. Where these are of one shape, other
+            lengths (of the first axis) pass nevertheless if no batch needs one length: of a generator function with
+            `batch_size=None`, or with a `map_fn` that pads.
 
     Raises:
         TypeError, ValueError: an argument that can't be, when the dataset is built.
@@ -413,7 +418,7 @@ class FastDataset(Constructors):
                 skipped.
         """
         positions = self._fixed_positions("labels")
-        labels = self._recipe.source.labels_at(positions)
+        labels = None if self._recipe is None else self._recipe.source.labels_at(positions)
         if labels is None:
             raise ValueError("This dataset has no labels: it was built without `y` or `labels`.")
         return labels
@@ -493,7 +498,7 @@ class FastDataset(Constructors):
 
 
 def _drawn_seed() -> int:
-    """A seed that follows from the state of Python's `random`, without moving it on: so nothing else is drawn otherwise."""
+    """A seed that follows from the state of Python's `random`, and leaves that as it is: all others draw as before."""
     generator = random.Random()
     generator.setstate(random.getstate())
     return generator.randrange(2**31)

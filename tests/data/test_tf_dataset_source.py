@@ -272,3 +272,20 @@ def test_skipping_is_refused(cache, tmp_path):
         ValueError, match=r"on_error='skip' needs examples that can be loaded one by one.*ignore_errors"
     ):
         FastDataset(numbers(), on_error="skip", cache=cache, cache_dir=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: pairs().batch(4),
+        lambda: pairs().batch(4).prefetch(2),
+        lambda: pairs().shuffle(5).batch(4, drop_remainder=True).map(lambda x, y: (x + 1, y)).prefetch(1),
+        lambda: pairs().batch(4, num_parallel_calls=2).cache().repeat(2),
+    ],
+)
+def test_batches_of_batches_are_refused(make):
+    """Case N21."""
+    with pytest.raises(ValueError, match="has been batched, and batch_size=32 .*batch_size=None"):
+        FastDataset(make())
+    assert FastDataset(make(), batch_size=None).element_spec == make().element_spec
+    assert len(batches_of(FastDataset(make().unbatch(), batch_size=20))[0][0]) == 20

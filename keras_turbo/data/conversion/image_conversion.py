@@ -37,7 +37,7 @@ from keras_turbo.data.sources.class_folders import has_class_folders, validation
 from keras_turbo.data.sources.files import statuses_of
 from keras_turbo.data.sources.image_folder import find_images
 from keras_turbo.files import is_remote, resolved
-from keras_turbo.progress import progress_bar
+from keras_turbo.report import progress_bar
 
 FORMAT_VERSION = 1
 
@@ -248,9 +248,9 @@ def _convert_part(
                 label = None if part.labels is None else part.labels[chosen[number]]
                 writer.write(_record(result, label, storage.relative_to(path, source)))
                 count += 1
-        # The account last: a shard without one would be made again.
-        storage.put_in_place(str(working / name), storage.join(part.folder, name))
+        # The shard last: one that is there has its account, and is not made again.
         write_json(account, {"count": count, "skipped": skipped})
+        storage.put_in_place(str(working / name), storage.join(part.folder, name))
 
 
 def _in_order(

@@ -23,7 +23,7 @@ from keras_turbo import files as storage
 from keras_turbo.data.disk_store import fits_on_disk
 from keras_turbo.data.records.framing import HEADER_BYTES, lengths_are_whole, record_offsets
 from keras_turbo.files import is_remote
-from keras_turbo.progress import progress_bar
+from keras_turbo.report import progress_bar
 
 COMPRESSIONS = (None, "", "GZIP", "ZLIB")
 

@@ -16,7 +16,7 @@ from keras_turbo.data.engine.store import ExampleStore, memory_store, why_not_st
 from keras_turbo.data.settings import Settings
 from keras_turbo.data.sources.source import Identity, Source
 from keras_turbo.machine import free_memory_bytes
-from keras_turbo.progress import progress_bar
+from keras_turbo.report import progress_bar
 
 # Examples that the stream makes together while a store is filled: the store is written once for each such batch.
 _FILL_BATCH = 32
@@ -73,7 +73,7 @@ class Stream(abc.ABC):
         """Settings as they apply to this stream."""
         return settings
 
-    def used_by(self, dataset: Any) -> None:
+    def used_by(self, dataset: Any) -> None:  # noqa: B027 (most have nothing to do)
         """Takes note of a dataset over it."""
 
     @property
