@@ -107,7 +107,6 @@ class Source(abc.ABC):
     def used_by(self, dataset: Any) -> None:  # noqa: B027 (most have nothing to do)
         """Takes note of a dataset over it."""
 
-<<<<<<< HEAD
     def begin_epoch(self, epoch: int, seed: int) -> Load:  # noqa: ARG002 (for others)
         """Called before the first example of an epoch is loaded.
 
@@ -119,10 +118,6 @@ class Source(abc.ABC):
             What loads the examples of this epoch, as `load` does.
         """
         return self.load
-=======
-    def begin_epoch(self, epoch: int) -> None:  # noqa: B027
-        """Called before the first example of an epoch is loaded."""
->>>>>>> data
 
     def end_epoch(self, epoch: int) -> None:  # noqa: B027
         """Called when the last element of an epoch was taken."""
