@@ -13,10 +13,14 @@ from keras_turbo.data.images import IMAGE_OPTIONS, MOST_PIXELS, ImageOptions, Ra
 from keras_turbo.data.resuming import ResumableDataset
 from keras_turbo.data.settings import Settings
 from keras_turbo.data.sources.class_folders import Subset
+from keras_turbo.data.sources.csv_table import csv_source
 from keras_turbo.data.sources.files import files_source
 from keras_turbo.data.sources.image_folder import image_folder_sources
 from keras_turbo.data.sources.source import Source
 from keras_turbo.data.sources.streams import Stream
+from keras_turbo.data.sources.tables import parquet_source
+from keras_turbo.data.tables.csv_files import CsvFormat
+from keras_turbo.data.tables.table import Request
 
 if TYPE_CHECKING:
     from typing import Self  # from Python 3.11 on
@@ -375,16 +379,8 @@ class Constructors(ResumableDataset):
                 is damaged or values that are missing, unless `on_error="skip"`.
         """
         settings = Settings.of(options, "from_parquet")
-        source, settings = parquet_source(
-            pattern,
-            columns,
-            label=label,
-            sample_weight=sample_weight,
-            dtypes=dtypes,
-            missing=missing,
-            shuffle_row_groups=shuffle_row_groups,
-            settings=settings,
-        )
+        request = Request(columns, label, sample_weight, dtypes, missing)
+        source, settings = parquet_source(pattern, request, shuffle_row_groups, settings)
         return cls._of_source(source, settings, None)
 
     @classmethod
@@ -398,6 +394,7 @@ class Constructors(ResumableDataset):
         delimiter: str = ",",
         column_names: Sequence[str] | None = None,
         encoding: str = "utf-8",
+        max_expansion: float = 100,
         dtypes: Mapping[str, Any] | None = None,
         missing: Literal["raise", "nan"] | float | Mapping[str, Any] = "raise",
         **options: Any,
@@ -441,14 +438,7 @@ class Constructors(ResumableDataset):
                 counted from 0, the first one after the header.
         """
         settings = Settings.of(options, "from_csv")
-        source, settings = csv_source(
-            pattern,
-            columns,
-            label=label,
-            sample_weight=sample_weight,
-            form=CsvFormat(delimiter, column_names, encoding),
-            dtypes=dtypes,
-            missing=missing,
-            settings=settings,
-        )
+        request = Request(columns, label, sample_weight, dtypes, missing)
+        form = CsvFormat(delimiter, column_names, encoding, max_expansion)
+        source, settings = csv_source(pattern, request, form, settings)
         return cls._of_source(source, settings, None)

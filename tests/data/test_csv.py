@@ -21,8 +21,9 @@ import pytest
 import tensorflow as tf
 
 from keras_turbo import FastDataset
-from keras_turbo.data.sources import csv_table, tabular
-from keras_turbo.data.tables import csv_copies, csv_rows, csv_types
+from keras_turbo.data.sources import csv_table
+from keras_turbo.data.sources import tables as table_sources
+from keras_turbo.data.tables import csv_files
 from tests.data.epochs import batches_of
 
 N = 300
@@ -49,12 +50,11 @@ def tables(tmp_path):
 @pytest.fixture
 def small_memory(monkeypatch):
     """A machine in which no table fits; files are looked at and converted in small pieces."""
-    monkeypatch.setattr(csv_table, "fits_in_memory", lambda num_bytes: False)
-    monkeypatch.setattr(tabular, "fits_in_memory", lambda num_bytes: False)
-    monkeypatch.setattr(csv_types, "_LOOK_BYTES", 400)
-    monkeypatch.setattr(csv_rows, "_BLOCK_BYTES", 1000)
-    monkeypatch.setattr(csv_copies, "_ROWS_IN_GROUP", 32)
-    monkeypatch.setattr(tabular, "_WINDOW_BYTES", 20_000)
+    monkeypatch.setattr(csv_table, "free_memory_bytes", lambda: 0)
+    monkeypatch.setattr(csv_files, "_LOOK_BYTES", 400)
+    monkeypatch.setattr(csv_files, "_BLOCK_BYTES", 1000)
+    monkeypatch.setattr(csv_table, "_ROWS_IN_GROUP", 32)
+    monkeypatch.setattr(table_sources, "_WINDOW_BYTES", 20_000)
 
 
 @pytest.fixture(params=["in memory", "converted"])
@@ -131,8 +131,8 @@ def test_shuffled_resumed_and_dealt_out(tables, anywhere):
 
 def test_files_are_converted_once_and_again_when_they_change(tables, small_memory, tmp_path, monkeypatch):
     written = []
-    write_copy = csv_copies._write
-    monkeypatch.setattr(csv_copies, "_write", lambda path, *rest: written.append(path) or write_copy(path, *rest))
+    write_copy = csv_table._write
+    monkeypatch.setattr(csv_table, "_write", lambda path, *rest: written.append(path) or write_copy(path, *rest))
     paths = sorted(str(path) for path in Path(tables).parent.iterdir())[:4]
     for _ in range(2):
         assert flat(numbers_of(FastDataset.from_csv(tables, label="number"))) == list(range(N))
@@ -170,7 +170,7 @@ def test_a_cache_folder_that_cannot_be_written(tables, small_memory, tmp_path):
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
 def test_a_disk_that_is_full_is_no_damage_of_the_file(small_memory, tmp_path, monkeypatch, on_error):
     # Written in pieces that no buffer holds back until the file is closed.
-    monkeypatch.setattr(csv_copies, "_ROWS_IN_GROUP", 10_000)
+    monkeypatch.setattr(csv_table, "_ROWS_IN_GROUP", 10_000)
     path = write(tmp_path, numbered(0, 30_000))
     before = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (9_000, before[0][1]))
@@ -243,7 +243,7 @@ def test_files_that_are_something_else(tmp_path):
     with pytest.raises(ValueError, match="a.csv: it can't be read as CSV.*It is Parquet, which from_parquet reads"):
         FastDataset.from_csv(path)
     write(tmp_path, 'a,b\n1,"2\n' + "3,4\n" * 800_000)
-    with pytest.raises(ValueError, match="a.csv: a row is longer than 1 MB, or a quote is not closed"):
+    with pytest.raises(ValueError, match="a.csv: .*a row is longer than 1 MB, or a quote is not closed"):
         FastDataset.from_csv(path)
     with pytest.raises(TypeError, match="`pattern` must be a pattern, a path or a list of them. Received: None"):
         FastDataset.from_csv(None)
@@ -318,7 +318,8 @@ def test_damaged_rows_are_named(damaged, anywhere):
 def test_damaged_rows_are_skipped_and_listed(damaged, anywhere):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        dataset = FastDataset.from_csv(damaged, ["m"], label="n", on_error="skip", batch_size=20)
+        dtypes = {"m": "int64"}
+        dataset = FastDataset.from_csv(damaged, ["m"], label="n", dtypes=dtypes, on_error="skip", batch_size=20)
         epochs = [[y.tolist() for _, y in batches_of(dataset)] for _ in range(2)]
     left = [k for k in range(200) if k not in (50, 120, 150, 180)]
     assert epochs == [[left[k : k + 20] for k in range(0, 196, 20)]] * 2
@@ -329,18 +330,21 @@ def test_damaged_rows_are_skipped_and_listed(damaged, anywhere):
     assert "the column 'm' has 'a word', which is no int64" in skipped[150]
     assert "the column 'n' has no value" in skipped[180]
     assert all(example.path.startswith(damaged) for example in dataset.skipped)
-    # What is seen when the table is converted, and what is seen when it is read then.
-    assert len(caught) == (2 if anywhere == "converted" else 1)
+    assert len(caught) == 1
     assert caught[0].filename == __file__
     assert dataset.labels.tolist() == left
 
 
-def test_a_word_among_numbers_does_not_make_strings_of_them(tmp_path):
-    rows = [f"{k},{k * 0.5}" for k in range(40)]
-    path = write(tmp_path, "\n".join(["n,m", *rows, "40,oops"]))
-    with pytest.raises(ValueError, match=r"row 40: the column 'm' has 'oops', which is no .*dtypes=\{'m': 'string'\}"):
-        FastDataset.from_csv(path)
-    assert FastDataset.from_csv(path, dtypes={"m": "string"}).element_spec["m"].dtype == tf.string
+def test_a_word_among_numbers_makes_strings_of_them_unless_the_type_is_given(tmp_path, anywhere):
+    rows = [f"{k},{k * 0.5}" for k in range(400)]
+    path = write(tmp_path, "\n".join(["n,m", *rows, "400,oops"]))
+    assert FastDataset.from_csv(path).element_spec["m"].dtype == tf.string
+    with pytest.raises(ValueError, match=r"row 400: the column 'm' has 'oops', which is no .*dtypes=\{'m': 'string'\}"):
+        FastDataset.from_csv(path, dtypes={"m": "float32"})
+    with pytest.warns(UserWarning, match="Left out, since it can't be used"):
+        dataset = FastDataset.from_csv(path, dtypes={"m": "float32"}, on_error="skip", batch_size=400)
+    (batch,) = dataset
+    np.testing.assert_array_equal(batch["m"], np.arange(400) * 0.5)
     words = write(tmp_path, "n,m\n1,one\n2,2\n", "words.csv")
     assert FastDataset.from_csv(words).element_spec["m"].dtype == tf.string
 
@@ -364,7 +368,7 @@ def test_missing_values(tmp_path, anywhere):
         (batch,) = batches_of(FastDataset.from_csv(path, columns, **options))
         return batch
 
-    with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match=r"a.csv, row 1: the column 'age' has no"):
+    with pytest.raises(ValueError, match=r"a.csv, row 1: the column 'age' has no"):
         read(["age"])
     assert read("age", missing={"age": 7}).tolist() == [1, 7, 7, 4]
     assert np.isnan(read("age", missing="nan", dtypes={"age": "float32"})).tolist() == [False, True, True, False]
@@ -420,7 +424,7 @@ def test_nothing_to_read(tmp_path):
 
 def test_memory_that_does_not_suffice(tables, monkeypatch):
     monkeypatch.setattr(csv_table, "free_memory_bytes", lambda: 1000)
-    with pytest.raises(ValueError, match="cache='memory' needs about .* GB to load the table"):
+    with pytest.raises(ValueError, match="cache='memory' needs more than the .* GB that are free"):
         FastDataset.from_csv(tables, cache="memory")
 
 

@@ -1,0 +1,256 @@
+"""CSV files: how they are written, of which types their columns are, and their rows."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import dataclasses
+import io
+import numbers
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from keras_turbo.data.engine.failures import ExampleLoadError, reason_of
+from keras_turbo.data.tables.columns import Rows, decode, load_pyarrow, shown
+from keras_turbo.data.tables.parquet_files import numbers_between
+from keras_turbo.storage import paths as storage
+
+# What is parsed at once. A row must not be longer. Types are taken from less, which is little to read.
+_BLOCK_BYTES = 8 << 20
+_LOOK_BYTES = 1 << 20
+
+# First bytes of packed files, and Arrow's names of how they are packed.
+_FIRST_BYTES = 4096
+_PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\x28\xb5\x2f\xfd": "zstd"}
+
+# So much may come out of a packed file before it is looked at how much was read for it.
+_UNPACKED_AT_ONCE = 64 << 20
+
+_DELIMITERS = (";", "\t", "|", ",")
+
+
+class OtherTypesError(Exception):
+    """A column has values further down that are not of the type of those before."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CsvFormat:
+    """How CSV files are to be read, as `FastDataset.from_csv` documents it; raises where an option can't be."""
+
+    delimiter: str
+    column_names: Sequence[str] | None
+    encoding: str
+    max_expansion: float
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.delimiter, str) or len(self.delimiter) != 1 or ord(self.delimiter) > 127:
+            raise ValueError(f"`delimiter` must be one character of ASCII, such as ';'. Received: {self.delimiter!r}.")
+        if self.delimiter in '"\r\n':
+            raise ValueError(f"`delimiter` can't be what quotes or ends a row. Received: {self.delimiter!r}.")
+        names = self.column_names
+        if isinstance(names, str) or not all(isinstance(name, str) for name in names or ()):
+            raise TypeError(f"`column_names` must be a list of the names of all columns, or None. Received: {names!r}.")
+        if names is not None and not 0 < len(names) == len(set(names)):
+            raise ValueError(f"`column_names` must be names that differ. Received: {list(names)}.")
+        try:
+            codecs.lookup(self.encoding)
+        except (LookupError, TypeError):
+            raise ValueError(f"`encoding` must be one that Python knows. Received: {self.encoding!r}.") from None
+        if not isinstance(self.max_expansion, numbers.Real) or not self.max_expansion > 0:
+            raise ValueError(f"`max_expansion` must be a positive number. Received: {self.max_expansion!r}.")
+
+    @contextlib.contextmanager
+    def opened(
+        self,
+        path: str,
+        types: Mapping[str, Any] | None,
+        on_invalid_row: Any = lambda row: "skip",
+        in_order: bool = False,
+    ) -> Iterator[Any]:
+        """Opens a file, as a `pyarrow.csv.CSVStreamingReader`.
+
+        Args:
+            path: the file; packed ones are recognised by their first bytes.
+            types: of the columns that are wanted; None for all, with types that are inferred from the first block.
+            on_invalid_row: what becomes of rows with another number of fields, "skip" or "error".
+            in_order: whether rows are parsed one after the other, so that their numbers are known.
+
+        Raises:
+            ExampleLoadError: it can't be read, or unpacks to more than it may.
+            OtherTypesError: something in it is not of these types, or there is no row.
+        """
+        pa = load_pyarrow("from_csv()")
+        names = None if self.column_names is None else list(self.column_names)
+        block = _LOOK_BYTES if types is None else _BLOCK_BYTES
+        options = {
+            "read_options": pa.csv.ReadOptions(
+                use_threads=not in_order, block_size=block, column_names=names, encoding=self.encoding
+            ),
+            "parse_options": pa.csv.ParseOptions(
+                delimiter=self.delimiter, newlines_in_values=True, invalid_row_handler=on_invalid_row
+            ),
+            "convert_options": pa.csv.ConvertOptions(column_types=types, include_columns=types and list(types)),
+        }
+        try:
+            with storage.opened_anywhere(path, read_ahead_bytes=block) as (file, _):
+                source = pa.PythonFile(_Unpacked(file, path, self.max_expansion), mode="r")
+                with pa.csv.open_csv(source, **options) as reader:
+                    yield reader
+        except (OSError, pa.ArrowException, UnicodeError) as error:
+            reason = reason_of(error)
+            if "Empty CSV file" in reason or "conversion error" in reason:
+                raise OtherTypesError(f"{path}: {reason}") from error
+            if "straddling" in reason:
+                reason = f"a row is longer than {block >> 20} MB, or a quote is not closed."
+            if isinstance(error, UnicodeError) or "UTF8" in reason:
+                reason += f" It is no {self.encoding}: give another `encoding`, such as 'latin-1'."
+            raise ExampleLoadError(f"{path}: it can't be read as CSV: {reason}") from error
+
+
+class _Unpacked(io.RawIOBase):
+    """What is in a file, unpacked if it is packed, as far as that is no more than it may be."""
+
+    def __init__(self, file: Any, path: str, max_expansion: float) -> None:
+        super().__init__()
+        self._packed, self._path, self._most, self._given = file, path, max_expansion, 0
+        kind = _packed_as(file.read(_FIRST_BYTES))
+        file.seek(0)
+        pa = load_pyarrow()
+        self._file = file if kind is None else pa.CompressedInputStream(pa.PythonFile(file, mode="r"), kind)
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._file.read(size)
+        self._given += len(data)
+        if self._given > _UNPACKED_AT_ONCE + self._most * self._packed.tell():
+            why = f"it unpacks to more than {self._most:g} times its size. If that is right, give a larger"
+            raise ExampleLoadError(f"{self._path}: {why} `max_expansion`.")
+        return data
+
+
+def _packed_as(head: bytes) -> str | None:
+    return next((name for start, name in _PACKED.items() if head.startswith(start)), None)
+
+
+def first_types(path: str, form: CsvFormat) -> tuple[str, Any] | None:
+    """The path and the `pyarrow.Schema` of a file, as far as its first block tells; None for one without a row."""
+    head = storage.read_at(path, 0, _FIRST_BYTES)
+    # Of encodings, those of two and four bytes have zeros.
+    if (
+        b"\0" in head
+        and not _packed_as(head)
+        and not codecs.lookup(form.encoding).name.startswith(("utf-16", "utf-32"))
+    ):
+        hint = " It is Parquet, which from_parquet reads." if head.startswith(b"PAR1") else ""
+        raise ExampleLoadError(f"{path}: it can't be read as CSV: its first bytes are no text.{hint}")
+    try:
+        with form.opened(path, None) as reader:
+            schema = reader.schema
+    except OtherTypesError:
+        return None  # a header without an end of line, or nothing but such ends
+    first = schema.names[0]
+    others = [delimiter for delimiter in _DELIMITERS if delimiter in first and delimiter != form.delimiter]
+    if len(schema) == 1 and others and form.column_names is None:
+        why = f"{path} has one column, {first!r}, if {form.delimiter!r} is its delimiter."
+        raise ValueError(f"{why} Give another, such as delimiter={others[0]!r}.")
+    return path, _simple(schema.names, schema.types)
+
+
+def whole_types(path: str, form: CsvFormat, names: Sequence[str]) -> tuple[str, Any]:
+    """The path and the types of some columns, by all of their values."""
+    kinds = [load_pyarrow().null()] * len(names)
+    with form.opened(path, dict.fromkeys(names, _cells())) as reader:
+        for batch in reader:
+            kinds = [_wider(kind, cells.dictionary) for kind, cells in zip(kinds, batch.columns, strict=True)]
+    return path, _simple(names, kinds)
+
+
+def _simple(names: Sequence[str], kinds: Sequence[Any]) -> Any:
+    """A schema in which what is neither numbers nor booleans (dates, too) is text, as it is written."""
+    pa = load_pyarrow()
+    known = (pa.null(), pa.int64(), pa.float64(), pa.bool_())
+    return pa.schema([(name, kind if kind in known else pa.string()) for name, kind in zip(names, kinds, strict=True)])
+
+
+def _wider(kind: Any, words: Any) -> Any:
+    """The type of values that are of a type and of others that are written so, as pyarrow infers it."""
+    pa = load_pyarrow()
+    try:
+        words = pa.compute.utf8_trim_whitespace(words.cast(pa.string()))
+    except pa.ArrowInvalid:
+        return pa.string()
+    words = words.filter(pa.compute.invert(pa.compute.is_in(words, pa.array(_gaps()))))
+    if not len(words):
+        return kind
+    for found in (pa.int64(), pa.bool_(), pa.float64(), pa.string()):
+        with contextlib.suppress(pa.ArrowInvalid):
+            words.cast(found)
+            break
+    if kind in (found, pa.null()):
+        return found
+    return pa.float64() if {kind, found} == {pa.int64(), pa.float64()} else pa.string()
+
+
+def _cells() -> Any:
+    """As what cells are read that are not parsed."""
+    pa = load_pyarrow()
+    return pa.dictionary(pa.int32(), pa.binary())
+
+
+def _gaps() -> list[str]:
+    """How a missing value of a column of numbers is written."""
+    return load_pyarrow().csv.ConvertOptions().null_values
+
+
+def csv_rows(path: str, form: CsvFormat, parsed: Mapping[str, Any], schema: Any, fills: Any) -> Iterator[Rows]:
+    """The rows of a file, a block at a time.
+
+    Args:
+        path: of the file.
+        form: how it is read.
+        parsed: the types of columns that are parsed as such; others are read cell by cell, so that those can be named
+            that are something else.
+        schema: `pyarrow.Schema` of what is made.
+        fills: what stands for missing values, by column.
+    """
+    pa = load_pyarrow()
+    types = {name: parsed.get(name, _cells()) for name in schema.names}
+    given, left_out, flaws = 0, [], {}
+
+    def note(row: Any) -> str:
+        if row.number is None:
+            flaws[-1] = "", ""
+            return "error"
+        left_out.append(row.number - 1 - (form.column_names is None))
+        what = f"it has {row.actual_columns} fields, and not {row.expected_columns}: {shown(row.text)}"
+        flaws[left_out[-1]] = what, ""
+        return "skip"
+
+    # Rows are parsed in parallel and have no numbers, up to where one has another number of fields.
+    for in_order in (False, True):
+        flaws.clear()
+        read = 0
+        try:
+            with form.opened(path, types, note, in_order=in_order) as reader:
+                for batch in reader:
+                    first, read = max(read, given), read + batch.num_rows
+                    if read > first:
+                        numbers = numbers_between(np.array(left_out, np.int64), first, read)
+                        last = batch.slice(batch.num_rows - (read - first))
+                        rows = decode(last, schema, fills, path, numbers, _gaps())
+                        if in_order:
+                            rows.flaws.update(flaws)
+                            flaws.clear()
+                        given = read
+                        yield rows
+            break
+        except ExampleLoadError:
+            if in_order or not flaws:
+                raise
+    if flaws:
+        nothing = [pa.nulls(0, field.type) for field in schema]
+        yield Rows(path, [], pa.RecordBatch.from_arrays(nothing, schema=schema), flaws)

@@ -1,0 +1,193 @@
+"""Parquet files: which row groups they have, how much memory one takes, and how it is read."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from keras_turbo.data.engine.failures import ExampleLoadError, reason_of
+from keras_turbo.data.tables.columns import TEXT, is_list, is_ragged, load_pyarrow, name_of, plain_type
+from keras_turbo.devices.free_memory import free_memory_bytes
+from keras_turbo.storage import paths as storage
+from keras_turbo.storage.schemes import is_remote
+
+# What a word of a vocabulary takes beside its bytes, at most.
+_WORD_BYTES = 48
+
+# Rows that are read at once where the file does not tell how much they become.
+_FEW_ROWS = 128
+
+
+@dataclasses.dataclass(frozen=True)
+class TableFile:
+    """A Parquet file.
+
+    Attributes:
+        path: what is read, from the root, since this process may change its folder.
+        name: what an error calls it: the path as it was found, or for the copy of a CSV file, that file.
+        status: its size and time of change.
+        metadata: `pyarrow.parquet.FileMetaData`.
+        schema: `pyarrow.Schema`.
+        left_out: of a copy: the numbers of the rows of the file that it has not, sorted.
+    """
+
+    path: str
+    name: str
+    status: storage.Status
+    metadata: Any
+    schema: Any
+    left_out: np.ndarray
+
+    @functools.cached_property
+    def stored_at(self) -> dict[str, int]:
+        """Of each column the number of the first one that is stored of it: of a list its values, of a struct each part.
+
+        A name may have a dot, as the path of a part has, so that names don't tell.
+        """
+        begins = itertools.accumulate((_num_stored(field.type) for field in self.schema), initial=0)
+        return dict(zip(self.schema.names, begins, strict=False))
+
+    def row_groups(self) -> Iterator[RowGroup]:
+        """Its row groups that have rows."""
+        stop = 0
+        for number in range(self.metadata.num_row_groups):
+            first, stop = stop, stop + self.metadata.row_group(number).num_rows
+            if stop > first:
+                yield RowGroup(self, number, numbers_between(self.left_out, first, stop))
+
+
+def _num_stored(kind: Any) -> int:
+    return sum(_num_stored(kind.field(number).type) for number in range(kind.num_fields)) or 1
+
+
+def numbers_between(left_out: np.ndarray, first: int, stop: int) -> Sequence[int] | np.ndarray:
+    """The numbers of rows of a file, from the `first` to the one before `stop` of those that were not left out."""
+    if not len(left_out):
+        return range(first, stop)
+    return np.arange(first, stop) + np.searchsorted(
+        left_out - np.arange(len(left_out)), np.arange(first, stop), "right"
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class RowGroup:
+    """A part of a file that can be read by itself; `numbers` are those of its rows in the file."""
+
+    file: TableFile
+    number: int
+    numbers: Sequence[int] | np.ndarray
+
+    @property
+    def name(self) -> str:
+        """What an error calls it."""
+        return f"{self.file.name}, row group {self.number}"
+
+    def stored(self, names: Sequence[str]) -> Iterator[tuple[Any, Any]]:
+        """The type of each column, and what the file says of its values (`pyarrow.parquet.ColumnChunkMetaData`)."""
+        metadata = self.file.metadata.row_group(self.number)
+        for name in names:
+            yield self.file.schema.field(name).type, metadata.column(self.file.stored_at[name])
+
+    def num_bytes(self, schema: Any) -> tuple[int, int]:
+        """About how much memory it takes as columns of a schema, and as it is read, by what the file says of it."""
+        decoded = read = 0
+        for (kind, chunk), field in zip(self.stored(schema.names), schema, strict=True):
+            # Each word takes four bytes in the file for its length.
+            words = min(chunk.num_values, chunk.total_uncompressed_size // 4)
+            text = words * _WORD_BYTES + chunk.total_uncompressed_size if name_of(field.type) == TEXT else 0
+            decoded += chunk.num_values * _width(field.type) + text + 8 * len(self.numbers) * is_ragged(field.type)
+            read += chunk.num_values * _width(kind) + chunk.total_uncompressed_size
+        return decoded, read
+
+    def read(self, names: Sequence[str]) -> Any:
+        """Reads columns, as a `pyarrow.Table`, strings as dictionaries; raises an `ExampleLoadError` if it can't."""
+        pa = load_pyarrow("from_parquet()")
+        text = [
+            chunk for kind, chunk in self.stored(names) if name_of(kind) == TEXT and chunk.physical_type == "BYTE_ARRAY"
+        ]
+        # Strings as prefixes of others have no vocabulary, and become no one knows how much.
+        is_delta = any("DELTA" in encoding for chunk in text for encoding in chunk.encodings)
+        try:
+            with storage.opened_anywhere(self.file.path) as (file, status):
+                if status != self.file.status:
+                    raise ExampleLoadError(f"{self.file.name} has changed since the dataset was built. Build it anew.")
+                parquet = pa.parquet.ParquetFile(
+                    file,
+                    metadata=self.file.metadata,
+                    read_dictionary=None if is_delta else [chunk.path_in_schema for chunk in text],
+                    # Checksums are optional in Parquet, and pyarrow looks at them only if told to.
+                    page_checksum_verification=True,
+                    # Columns that lie behind one another come by one request.
+                    pre_buffer=is_remote(self.file.path),
+                )
+                if is_delta:
+                    batches = parquet.iter_batches(_FEW_ROWS, row_groups=[self.number], columns=list(names))
+                    table = pa.Table.from_batches(self._bounded(batches))
+                else:
+                    table = parquet.read_row_group(self.number, columns=list(names))
+        except (OSError, pa.ArrowException) as error:
+            raise ExampleLoadError(f"{self.name} can't be read: {reason_of(error)}") from error
+        if len(table) != len(self.numbers):
+            raise ExampleLoadError(f"{self.name} can't be read: it has {len(table)} of its {len(self.numbers)} rows.")
+        return table.select(list(names))
+
+    def _bounded(self, batches: Iterator[Any]) -> Iterator[Any]:
+        size, most = 0, free_memory_bytes() / 2
+        for batch in batches:
+            size += batch.nbytes
+            if size > most:
+                remedy = "Write the file with smaller row groups, or choose `columns`."
+                raise ExampleLoadError(f"{self.name} takes more than half of the free memory. {remedy}")
+            yield batch
+
+
+def _width(kind: Any) -> int:
+    """Bytes of a value; of a string those of its number."""
+    kind = plain_type(kind)
+    return 4 if name_of(kind) == TEXT else 0 if str(kind) == "null" else max(1, kind.bit_width // 8)
+
+
+def open_file(path: str, name: str | None = None, left_out: Sequence[int] = ()) -> TableFile:
+    """Reads what a Parquet file says of itself; raises an `ExampleLoadError` if it is none, or a damaged one."""
+    pa = load_pyarrow("from_parquet()")
+    name = path if name is None else name
+    try:
+        with storage.opened_anywhere(path) as (file, status):
+            parquet = pa.parquet.ParquetFile(file)
+            schema, absent = parquet.schema_arrow, np.array(left_out, np.int64)
+            return TableFile(storage.absolute(path), name, status, parquet.metadata, schema, absent)
+    except (OSError, pa.ArrowException) as error:
+        raise ExampleLoadError(f"{name}: it can't be read as Parquet: {reason_of(error)}") from error
+
+
+def common_length(groups: Sequence[RowGroup], name: str, *, skip: bool) -> int | None:
+    """How many values all lists of a column have; None where they differ, or it has no lists.
+
+    Those of the first row group tell (with `skip`, of the first that can be read), if what every row group says of the
+    number of its values agrees.
+    """
+    for group in groups:
+        kind = group.file.schema.field(name).type
+        if not is_list(kind):
+            continue  # a file whose column has no value
+        try:
+            lists = group.read([name])[name]
+        except ExampleLoadError:
+            if not skip:
+                raise
+            continue
+        lengths = load_pyarrow().compute.list_value_length(lists).drop_null().unique().to_pylist()
+        sizes = [
+            (len(one.numbers), chunk.num_values)
+            for one in groups
+            for kind, chunk in one.stored([name])
+            if is_list(kind)
+        ]
+        agree = len(lengths) == 1 and all(values == lengths[0] * rows for rows, values in sizes)
+        return lengths[0] or None if agree else None
+    return None
