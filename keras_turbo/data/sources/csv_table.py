@@ -115,9 +115,10 @@ def _source_of(table: Table, paths: list[str], read: _Read, settings: Settings) 
             loaded, left_out = each_file(paths, load, skip=skip)
             left_out = [*table.left_out, *left_out, *(one for _, found in loaded for one in found)]
             rows = [one for parts, _ in loaded for one in parts]
+            loaded.clear()
             # The table itself is in memory now. What map_fn makes of it is kept where it can be.
             settings = dataclasses.replace(settings, cache="auto" if must else settings.cache)
-            return LoadedTable(dataclasses.replace(table, left_out=left_out), rows), settings
+            return LoadedTable(dataclasses.replace(table, left_out=left_out), _drained(rows)), settings
     except _TooLargeError:
         if must:
             raise ValueError(
@@ -139,6 +140,12 @@ def _source_of(table: Table, paths: list[str], read: _Read, settings: Settings) 
         raise no_row(table.paths, left_out)
     table = dataclasses.replace(table, left_out=left_out)
     return source_of_groups(table, groups, settings, may_load=False, stacklevel=5)
+
+
+def _drained(rows: list[Rows]) -> Iterator[Rows]:
+    """The items of a list that nobody holds any longer when the next one is taken."""
+    while rows:
+        yield rows.pop(0)
 
 
 def _copy_of(path: str, table: Table, read: _Read, settings: Settings) -> tuple[TableFile, list[SkippedExample]]:

@@ -6,7 +6,7 @@ import abc
 import dataclasses
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,19 @@ from keras_turbo.data.engine.store import ExampleStore, fits_in_memory
 from keras_turbo.data.settings import Settings, check_count
 from keras_turbo.data.sources.files import files_content
 from keras_turbo.data.sources.source import Identity, Source
-from keras_turbo.data.tables.columns import Flaw, Rows, decode, held, is_ragged, load_pyarrow, spec_of, taken
+from keras_turbo.data.tables.columns import (
+    TEXT,
+    Flaw,
+    Rows,
+    decode,
+    held,
+    is_ragged,
+    joined,
+    load_pyarrow,
+    name_of,
+    spec_of,
+    taken,
+)
 from keras_turbo.data.tables.parquet_files import RowGroup, common_length, open_file
 from keras_turbo.data.tables.row_group_order import RowGroupOrder
 from keras_turbo.data.tables.table import Request, Table, each_file, find_table_files, no_row
@@ -95,13 +107,19 @@ class LoadedTable(TableSource):
 
     loading_is_called = "gather"
 
-    def __init__(self, table: Table, rows: Sequence[Rows]) -> None:
-        super().__init__(table, [(part.name, part.numbers) for part in rows])
+    def __init__(self, table: Table, rows: Iterable[Rows]) -> None:
+        parts: list[tuple[str, Any]] = []
+        chunks: list[list[Any]] = [[] for _ in table.schema]
+        for part in rows:
+            parts.append((part.name, part.numbers))
+            for column, values in zip(chunks, part.batch.columns, strict=True):
+                column.append(held(values) if name_of(values.type) == TEXT else values)
+        super().__init__(table, parts)
         if not len(self):
             raise no_row(table.paths, table.left_out)
-        joined = load_pyarrow().Table.from_batches([part.batch for part in rows])
-        (batch,) = joined.unify_dictionaries().combine_chunks().to_batches()
-        self._columns = [held(column) for column in batch.columns]
+        # One after the other, so that no more than one column is there twice.
+        self._columns = [joined(chunks.pop(0)) for _ in table.schema]
+        load_pyarrow().default_memory_pool().release_unused()
         is_plain = all(isinstance(column, np.ndarray) for column in self._columns)
         self._store = ExampleStore(self._columns, np.ones(len(self), np.bool_)) if is_plain else None
 
@@ -175,6 +193,18 @@ def read_rows(table: Table, group: RowGroup) -> Rows:
     return decode(group.read(table.schema.names), table.schema, table.fills, group.file.name, group.numbers)
 
 
+def _loaded(table: Table, groups: Sequence[RowGroup], left_out: list[SkippedExample], *, skip: bool) -> Iterator[Rows]:
+    """The rows of all row groups that are whole; the others are listed, or an error."""
+    for group in groups:
+        try:
+            yield read_rows(table, group).whole(left_out, skip=skip)
+        except ExampleLoadError as error:
+            if not skip:
+                raise
+            reason = str(error).removeprefix(f"{group.file.name}, ")
+            left_out += [SkippedExample(f"{group.file.name}, row {number}", reason) for number in group.numbers]
+
+
 def parquet_source(
     pattern: Any, request: Request, shuffle_row_groups: int | None, settings: Settings
 ) -> tuple[TableSource, Settings]:
@@ -217,22 +247,15 @@ def source_of_groups(
         ValueError: it was asked to be kept in memory and is too large, or a row group is.
     """
     sizes, read = zip(*(group.num_bytes(table.schema) for group in groups), strict=True)
-    needed, free = COPIES_WHILE_LOADING * sum(sizes) + max(read), free_memory_bytes()
+    needed, free = COPIES_WHILE_LOADING * (sum(sizes) + max(read)), free_memory_bytes()
     if may_load and settings.cache == "memory" and needed > free:
         raise ValueError(
             f"cache='memory' needs about {needed / 1e9:.2f} GB to load {sum(len(one.numbers) for one in groups)} rows, "
             f"but {free / 1e9:.2f} GB are free. Use cache='auto' to read them by row groups, or choose `columns`."
         )
     if may_load and (settings.cache == "memory" or (settings.cache == "auto" and fits_in_memory(needed))):
-        rows, left_out, skip = [], list(table.left_out), settings.on_error == "skip"
-        for group in groups:
-            try:
-                rows.append(read_rows(table, group).whole(left_out, skip=skip))
-            except ExampleLoadError as error:
-                if not skip:
-                    raise
-                reason = str(error).removeprefix(f"{group.file.name}, ")
-                left_out += [SkippedExample(f"{group.file.name}, row {number}", reason) for number in group.numbers]
+        left_out = list(table.left_out)
+        rows = _loaded(table, groups, left_out, skip=settings.on_error == "skip")
         # The table itself is in memory now. What map_fn makes of it is kept where it can be.
         settings = dataclasses.replace(settings, cache="auto")
         return LoadedTable(dataclasses.replace(table, left_out=left_out), rows), settings

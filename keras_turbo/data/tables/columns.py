@@ -309,14 +309,21 @@ def held(array: Any) -> Any:
     """A column as rows are taken from it: an array of NumPy's; where rows have lists of unequal lengths, as it is."""
     if is_ragged(array.type):
         return array
-    plain = array.flatten() if is_list(array.type) else array
+    plain = array.values if is_list(array.type) else array
     if name_of(array.type) == TEXT:
         # Rows share the objects of their words; those that have none get the last one.
         values = np.append(plain.dictionary.to_numpy(zero_copy_only=False), [b""])[plain.indices.fill_null(-1)]
     else:
         zero = False if name_of(array.type) == "bool" else 0
-        values = plain.fill_null(zero).to_numpy(zero_copy_only=False)
+        values = (plain.fill_null(zero) if plain.null_count else plain).to_numpy(zero_copy_only=False)
     return values.reshape(len(array), -1) if is_list(array.type) else values
+
+
+def joined(columns: list[Any]) -> Any:
+    """The rows of several columns one after the other, as they are `held`; those of strings are so already."""
+    if isinstance(columns[0], np.ndarray):
+        return np.concatenate(columns)
+    return held(load_pyarrow().concat_arrays(columns))
 
 
 def taken(column: Any, rows: np.ndarray) -> Column:

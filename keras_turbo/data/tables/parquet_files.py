@@ -101,7 +101,7 @@ class RowGroup:
             words = min(chunk.num_values, chunk.total_uncompressed_size // 4)
             text = words * _WORD_BYTES + chunk.total_uncompressed_size if name_of(field.type) == TEXT else 0
             decoded += chunk.num_values * _width(field.type) + text + 8 * len(self.numbers) * is_ragged(field.type)
-            read += chunk.num_values * _width(kind) + chunk.total_uncompressed_size
+            read += chunk.num_values * _width(kind) + chunk.total_uncompressed_size + text
         return decoded, read
 
     def read(self, names: Sequence[str]) -> Any:
