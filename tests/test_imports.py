@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import subprocess
 import sys
@@ -11,36 +12,41 @@ from pathlib import Path
 
 import pytest
 
+import keras_turbo
+from keras_turbo import moved
+
 PACKAGE = Path(__file__).parents[1] / "keras_turbo"
 
+BASE = {"report", "files", "machine"}
 FOUNDATIONS = {"data", "layers", "precision", "distribution", "checkpoint", "devices", "execution"}
 CALLBACKS = FOUNDATIONS | {"callbacks"}
 AUDIT = CALLBACKS | {"auditing"}
 # Which parts of keras_turbo each part may import, besides itself; "" is the package's own __init__.
 MAY_IMPORT = {
-    # How far long work is, shown in a terminal; it imports nothing of ours.
-    "progress": set(),
-    # How values are told in messages; neither does this.
-    "wording": set(),
     # Files by their paths, behind a scheme too; it imports nothing of ours.
-    "storage": set(),
-    # Facts about the machine are of use to everybody; devices imports nothing of ours either.
-    **{part: {"progress", "wording", "devices", "storage"} for part in FOUNDATIONS},
-    "devices": {"progress", "wording"},
+    "files": set(),
+    # Tables, JSON and pages, and how far long work is; pages are files.
+    "report": {"files"},
+    # What this machine has for this process; it imports nothing of ours either.
+    "machine": set(),
+    **{part: {"devices", *BASE} for part in FOUNDATIONS},
+    "devices": BASE,
     # A head is swapped for a safe one; layers import nothing of ours.
-    "precision": {"progress", "wording", "devices", "layers"},
-    "callbacks": {"wording", *FOUNDATIONS},
-    "auditing": {"progress", *CALLBACKS},
-    "": AUDIT,
-    "demo": {"", "progress", *AUDIT},
+    "precision": {"layers", *BASE},
+    "callbacks": {*BASE, *FOUNDATIONS},
+    "auditing": {*BASE, *CALLBACKS},
+    # Old paths of public names.
+    "moved": set(),
+    "": {"moved", *AUDIT},
+    "demo": {"", *BASE, *AUDIT},
     # Looks at the machine; what it says of keras_turbo's own parts are words.
     # It reads the cluster's variables as distribute() does.
-    "doctor": {"progress", "wording", "devices", "distribution"},
+    "doctor": {"devices", "distribution", *BASE},
     "cli": {"", "demo", "doctor", *AUDIT},
     "__main__": {"cli"},
 }
 # The GPU's counters must be readable where no TensorFlow is.
-MAY_NOT_IMPORT = {"devices": {"tensorflow", "keras", "tf_keras"}}
+MAY_NOT_IMPORT = {part: {"tensorflow", "keras", "tf_keras"} for part in ("devices", "machine")}
 IMPORTING_FUNCTIONS = {"importlib.import_module", "import_module", "__import__"}
 
 
@@ -107,7 +113,7 @@ def test_imports_point_one_way(path):
         ("keras_turbo.data.images", "if TYPE_CHECKING:\n    import keras_turbo.auditing"),
         ("keras_turbo.data.images", "importlib.import_module('keras_turbo.cli')"),
         ("keras_turbo.layers.head", "from keras_turbo.precision import policy"),
-        ("keras_turbo.devices.hardware", "from keras_turbo.precision import policy"),
+        ("keras_turbo.machine", "from keras_turbo.precision import policy"),
         ("keras_turbo.precision.safe", "from keras_turbo.execution import tune"),
         ("keras_turbo.execution.tune", "from keras_turbo.data import input_wait"),
         ("keras_turbo.checkpoint.writer", "from keras_turbo.callbacks import AsyncCheckpoint"),
@@ -151,7 +157,7 @@ def test_relative_imports_of_a_package_start_at_itself(module, source):
         ("keras_turbo.cli", "import keras_turbo as kt\nfrom keras_turbo import FastDataset, audit\nfrom . import demo"),
         ("keras_turbo.__main__", "from keras_turbo.cli import main"),
         ("keras_turbo.precision.safe", "from keras_turbo.layers import MixedPrecisionSafeHead"),
-        ("keras_turbo.precision.policy", "from keras_turbo.devices.hardware import this_cpu"),
+        ("keras_turbo.precision.policy", "from keras_turbo.machine import cpu_features"),
         ("keras_turbo.devices.nvml", "import pynvml, tensorflow_io"),
     ],
 )
@@ -165,7 +171,8 @@ IMPORT_AND_COMPARE = """
     import tensorflow as tf
     import keras
 
-    optional = {"sklearn", "rich", "PIL", "psutil", "pynvml", "tensorboard", "tensorflow_io", "pyarrow"}
+    optional = {"sklearn", "rich", "PIL", "psutil", "pynvml", "tensorboard"}
+    optional |= {"tensorflow_io", "pyarrow", "fsspec", "s3fs"}
 
     def state():
         return {
@@ -224,6 +231,7 @@ IMPORT_AND_COMPARE = """
 """
 
 
+@pytest.mark.compatibility
 def test_importing_changes_nothing_and_brings_nothing_optional():
     result = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(IMPORT_AND_COMPARE)],
@@ -238,7 +246,27 @@ def test_importing_changes_nothing_and_brings_nothing_optional():
 
 
 def test_all_public_names_are_there():
-    import keras_turbo
-
     assert keras_turbo.__all__[-1] == "__version__"
     assert all(hasattr(keras_turbo, name) for name in keras_turbo.__all__)
+    assert sorted(keras_turbo.__all__) == dir(keras_turbo)
+
+
+def test_old_paths_say_the_new_ones(monkeypatch):
+    monkeypatch.setitem(moved.MOVED, "keras_turbo.old_place", {"FastDataset": "keras_turbo"})
+    monkeypatch.delitem(sys.modules, "keras_turbo.old_place", raising=False)
+    with pytest.warns(DeprecationWarning, match=r"keras_turbo\.old_place\.FastDataset is now keras_turbo\.") as caught:
+        from keras_turbo.old_place import FastDataset
+    assert caught[0].filename == __file__
+    assert FastDataset is keras_turbo.FastDataset
+    with pytest.raises(ImportError, match="SlowDataset"):
+        from keras_turbo.old_place import SlowDataset  # noqa: F401
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("keras_turbo.never_was")
+    monkeypatch.delitem(sys.modules, "keras_turbo.old_place")
+    monkeypatch.delattr(keras_turbo, "old_place")
+
+
+def test_names_that_have_moved_are_where_the_table_says():
+    for names in moved.MOVED.values():
+        for name, module in names.items():
+            assert hasattr(importlib.import_module(module), name), (module, name)

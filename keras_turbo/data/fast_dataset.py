@@ -26,7 +26,6 @@ from keras_turbo.data.engine.order import EpochCounter, ExampleOrder, Remainder
 from keras_turbo.data.engine.recipe import Recipe
 from keras_turbo.data.profile import PipelineReport, measure
 from keras_turbo.data.settings import Cache, Settings, is_integer
-from keras_turbo.data.sources.arrays import ArraySource
 from keras_turbo.data.sources.source import Source
 from keras_turbo.data.sources.streams import Stream
 
@@ -67,8 +66,8 @@ class FastDataset(Constructors):
         shuffle: whether each epoch has an order of its own: a full shuffle over all positions. Default False. A
             `tf.data.Dataset` has positions only with `cache="memory"` or `"disk"`; without, it is shuffled through a
             buffer, with a warning where that is smaller than the data.
-        seed: integer from 0; decides order and augmentation. Default None: a function of the state of Python's `random`,
-            which `keras.utils.set_random_seed` seeds, and which is left as it is; see the attribute `seed`.
+        seed: integer from 0; decides order and augmentation. Default None: a function of the state of Python's
+            `random`, which `keras.utils.set_random_seed` seeds, and which is left as it is; see the attribute `seed`.
         reshuffle_each_epoch: False keeps the shuffled order of the first epoch. Default True.
         map_fn: the deterministic part of preparing an example; its results may be cached. Traced by TensorFlow,
             unless it is a `keras_turbo.data.PythonFunction`, which runs as Python on arrays.
@@ -366,10 +365,10 @@ class FastDataset(Constructors):
             return "on_error='skip' may have left examples out of them, and they must be loaded to know which"
         assert isinstance(self._source, Stream)  # noqa: S101 (nothing else is without a recipe)
         if self._settings.bucket_by_length is not None:
-            return f"which elements of {self._source.is_called} are in a batch is known once the batch is made"
+            return f"which elements of a {self._source.kind} are in a batch is known once the batch is made"
         if self._source.can_seek:
             return None
-        return f"{self._source.is_called} without a store has no positions (a tf.data.Dataset gets them by cache)"
+        return f"a {self._source.kind} without a store has no positions (a tf.data.Dataset gets them by cache)"
 
     @property
     def is_stream(self) -> bool:
@@ -405,7 +404,7 @@ class FastDataset(Constructors):
                 skipped.
         """
         positions = self._fixed_positions("labels")
-        labels = self._recipe.source.labels_at(positions)
+        labels = None if self._recipe is None else self._recipe.source.labels_at(positions)
         if labels is None:
             raise ValueError("This dataset has no labels: it was built without `y` or `labels`.")
         return labels
@@ -485,7 +484,7 @@ class FastDataset(Constructors):
 
 
 def _drawn_seed() -> int:
-    """A seed that follows from the state of Python's `random`, without moving it on: so nothing else is drawn otherwise."""
+    """A seed that follows from the state of Python's `random`, and leaves that as it is: all others draw as before."""
     generator = random.Random()
     generator.setstate(random.getstate())
     return generator.randrange(2**31)

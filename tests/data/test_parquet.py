@@ -558,18 +558,18 @@ def test_a_table_that_does_not_fit_is_read_by_row_groups(tables, monkeypatch):
 
 
 def test_a_table_in_memory_is_there_once(tables, monkeypatch):
-    joined, seen = table_sources.held, []
+    joined, seen = table_sources.joined, []
 
-    def noted(column):
-        seen.append(weakref.ref(column))
-        return joined(column)
+    def noted(parts):
+        seen.append([weakref.ref(part) for part in parts])
+        return joined(parts)
 
-    monkeypatch.setattr(table_sources, "held", noted)
+    monkeypatch.setattr(table_sources, "joined", noted)
     dataset = dataset_of(tables, label="name")
     gc.collect()
-    # Beside the arrays nothing is left of the columns.
-    assert len(seen) == 8
-    assert not any(ref() is not None for ref in seen)
+    # Beside the arrays nothing is left of the columns of its row groups.
+    assert [len(parts) for parts in seen] == [8] * 8
+    assert not any(ref() is not None for parts in seen for ref in parts)
     assert dataset.labels.tolist() == [f"name {k}".encode() for k in range(N)]
 
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from keras_turbo import FastDataset
 from keras_turbo.data.convert import write_tfrecords
-from keras_turbo.data.python_function import PythonFunction
+from keras_turbo.data.functions import PythonFunction
 from keras_turbo.data.sources import csv_table
 from tests.data.epochs import batches_of
 from tests.data.noise_images import write_images
@@ -81,7 +81,7 @@ def test_the_folder_may_change_before_the_first_epoch(name, folder):
 
 
 def test_a_table_that_is_larger_than_memory(folder, monkeypatch):
-    monkeypatch.setattr(csv_table, "fits_in_memory", lambda num_bytes: False)
+    monkeypatch.setattr(csv_table, "free_memory_bytes", lambda: 0)
     check(lambda: FastDataset.from_csv("tables/*.csv", label="y", cache_dir="kept"), folder)
 
 

@@ -120,15 +120,19 @@ class WholeBatches:
     def cut(self, positions: Iterable[np.ndarray], group: int) -> Iterator[Piece]:
         """Pieces of up to `group` batches of positions that come in runs of any length."""
         size = self.batch_size or 1
+        together = group * size
         rest = np.empty(0, np.int64)
-        for run in positions:
-            run = np.concatenate([rest, run]) if len(rest) else run
-            end = len(run) // size * size
-            for begin in range(0, end, group * size):
-                yield self._piece(run[begin : min(begin + group * size, end)])
+        for following in positions:
+            run = np.concatenate([rest, following]) if len(rest) else following
+            end = len(run) // together * together
+            for begin in range(0, end, together):
+                yield self._piece(run[begin : begin + together])
             rest = run[end:]
-        if len(rest) and not self.drop_remainder:
-            yield self._piece(rest)
+        full = len(rest) // size * size
+        if full:
+            yield self._piece(rest[:full])
+        if full < len(rest) and not self.drop_remainder:
+            yield self._piece(rest[full:])
 
     def _piece(self, positions: np.ndarray) -> Piece:
         if self.batch_size is None:
@@ -212,7 +216,7 @@ class PartsOfBatches:
         size = self.whole.batch_size or 1
         return size // self.parts.num_parts if self.whole.drop_remainder and not size % self.parts.num_parts else None
 
-    def pieces(self, epoch: int, first: int, group: int) -> Iterator[Piece]:  # noqa: ARG002 (parts come one by one)
+    def pieces(self, epoch: int, first: int, group: int) -> Iterator[Piece]:
         runs = self.parts.runs(self.whole.batch_size or 1)
         for batch in self.whole.pieces(epoch, first, 1):
             for run in runs:

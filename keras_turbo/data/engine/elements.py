@@ -47,14 +47,12 @@ class Elements:
     @property
     def row_bytes(self) -> int:
         """Bytes of an example, a string counting as its handle; unknown sizes count as 1."""
-        return sum(
-            math.prod(size or 1 for size in leaf.shape.as_list()) * (leaf.dtype.size or 16) for leaf in self.leaves
-        )
+        return sum(math.prod(size or 1 for size in leaf.shape or ()) * (leaf.dtype.size or 16) for leaf in self.leaves)
 
     @property
     def arrays(self) -> list[tuple[tuple[int, ...], np.dtype]]:
         """Shape and type of the arrays of an example; unknown sizes are 0."""
-        return [(tuple(size or 0 for size in leaf.shape), numpy_dtype(leaf.dtype)) for leaf in self.leaves]
+        return [(tuple(size or 0 for size in leaf.shape or ()), numpy_dtype(leaf.dtype)) for leaf in self.leaves]
 
     def zeros(self, count: int) -> list[Column]:
         """Columns of so many examples of zeros; unknown sizes are 0."""
@@ -67,7 +65,7 @@ class Elements:
         """The structure of `tf.TypeSpec`s of a batch of so many rows; None for any number."""
 
         def of(leaf: tf.TensorSpec, form: BatchForm) -> tf.TypeSpec:
-            shape = [batch_size, *leaf.shape]
+            shape = None if leaf.shape.rank is None else [batch_size, *leaf.shape]
             if form == "ragged":
                 return tf.RaggedTensorSpec(shape, leaf.dtype, ragged_rank=1, row_splits_dtype=tf.int64)
             if form == "sparse":
@@ -82,7 +80,7 @@ class Elements:
         specs = []
         for leaf, form in zip(self.leaves, self.forms or ["dense"] * len(self.leaves), strict=True):
             if form == "dense":
-                specs.append(tf.TensorSpec([batch_size, *leaf.shape], leaf.dtype))
+                specs.append(tf.TensorSpec(None if leaf.shape.rank is None else [batch_size, *leaf.shape], leaf.dtype))
             else:
                 specs += [tf.TensorSpec([None], leaf.dtype), tf.TensorSpec([None], tf.int64)]
         return specs
@@ -133,7 +131,7 @@ def _stacked(rows: list[np.ndarray], leaf: tf.TensorSpec) -> np.ndarray:
             "in map_fn, or give batch_size=None."
         )
     if not rows:
-        return np.empty((0, *[size or 0 for size in leaf.shape]), numpy_dtype(leaf.dtype))
+        return np.empty((0, *[size or 0 for size in leaf.shape or ()]), numpy_dtype(leaf.dtype))
     return np.stack(rows)
 
 

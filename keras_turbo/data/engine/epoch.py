@@ -73,10 +73,15 @@ class Epoch:
     def close(self) -> None:
         """Leaves the rest."""
         self._given.close()
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _run(self) -> Iterator[list[np.ndarray]]:
+        try:
+            yield from self._elements()
+        finally:
+            if self._pool is not None:
+                self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _elements(self) -> Iterator[list[np.ndarray]]:
         recipe = self._recipe
         if recipe.fill_store is not None:
             recipe.fill_store()
@@ -96,6 +101,7 @@ class Epoch:
         recipe = self._recipe
         assert isinstance(recipe.batches, WholeBatches)  # noqa: S101 (of others nothing is left out)
         size, group = recipe.batches.batch_size or 1, self._group or 1
+        many = group * size
         # Which examples are in the batches before the first is known only once they are made.
         to_leave_out = self._first * size
         runs = (run[~recipe.failures.have_failed(run)] for run in recipe.order.pieces(self._number))
@@ -105,7 +111,7 @@ class Epoch:
             columns, failed = self._result(begun)
             self._report(begun.piece, failed)
             count = len(begun.piece.positions)
-            if begun.lent and count == group * size and not (failed or rows or to_leave_out):
+            if begun.lent and count == many and not (failed or rows or to_leave_out):
                 yield begun.lent
                 continue
             good = np.delete(np.arange(count), list(failed))
@@ -113,13 +119,16 @@ class Epoch:
             to_leave_out -= len(good) - len(wanted)
             waiting.append(taken(columns, wanted))
             rows += len(wanted)
-            while rows >= size:
+            while rows >= many:
                 together = concatenated(waiting)
-                many = min(group, rows // size) * size
                 yield self._packed([column[:many] for column in together], many)
                 waiting, rows = [[column[many:] for column in together]], rows - many
-        if rows and not recipe.batches.drop_remainder:
-            yield self._packed(concatenated(waiting), rows)
+        together = concatenated(waiting) if rows else []
+        full = rows // size * size
+        if full:
+            yield self._packed([column[:full] for column in together], full)
+        if full < rows and not recipe.batches.drop_remainder:
+            yield self._packed([column[full:] for column in together], rows - full)
 
     def _report(self, piece: Piece, failed: dict[int, Exception]) -> None:
         for index, error in sorted(failed.items()):
@@ -157,10 +166,10 @@ class Epoch:
             most = (self._group or 1) * (recipe.batches.batch_size or 1)
             lent = recipe.lend(max(count, most), piece.leading if self._group else piece.leading[1:])
         is_there = recipe.is_ready
-        if lent is not None and is_there and recipe.augment_fn is None:
-            if sum(array.nbytes for array in lent) <= _COPIED_AT_ONCE_BYTES:
-                self._make(piece, lent, 0, count)
-                return _Begun(piece, lent, [])
+        num_bytes = sum(array.nbytes for array in lent or ())
+        if lent is not None and is_there and recipe.augment_fn is None and num_bytes <= _COPIED_AT_ONCE_BYTES:
+            self._make(piece, lent, 0, count)
+            return _Begun(piece, lent, [])
         size = self._rows_a_job(count, is_there)
         if self._pool is None:
             self._pool = ThreadPoolExecutor(recipe.workers, "keras_turbo")
@@ -174,7 +183,7 @@ class Epoch:
             return max(_ROWS_A_CALL, _BYTES_A_CALL // recipe.elements.row_bytes)
         return count if is_there or recipe.source.loads_together else _ROWS_A_JOB
 
-    def _result(self, begun: _Begun) -> _Made:
+    def _result(self, begun: _Begun) -> tuple[list[Column], dict[int, Exception]]:
         """What the jobs have made of a piece."""
         failed: dict[int, Exception] = {}
         columns: list[Sequence[Column]] = []
@@ -208,9 +217,8 @@ class Epoch:
             columns, failed = self._loaded(positions, in_place)
         else:
             failed = self._fill(positions)
-            columns = recipe.store.gather(positions, target)
-            if columns is target:
-                columns = None
+            gathered = recipe.store.gather(positions, target)
+            columns = gathered if target is None else None
         if recipe.augment_fn is not None and columns is not None:
             columns, failed = self._applied(recipe.augment_fn, columns, positions, failed)
         if columns is not None and piece.padding is not None:
@@ -224,6 +232,7 @@ class Epoch:
     def _fill(self, positions: np.ndarray) -> dict[int, Exception]:
         """Sees to it that examples are in the store; gives the errors of those that can't be."""
         store = self._recipe.store
+        assert store is not None  # noqa: S101 (as the caller knows)
         missing = np.flatnonzero(~store.has(positions))
         if not len(missing):
             return {}

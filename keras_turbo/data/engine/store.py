@@ -8,9 +8,9 @@ from typing import Literal
 import numpy as np
 import tensorflow as tf
 
-from keras_turbo.data.engine.elements import Column, Elements, numpy_dtype
+from keras_turbo.data.engine.elements import Column, Elements
 from keras_turbo.data.engine.slots import aligned_empty
-from keras_turbo.devices.free_memory import free_memory_bytes
+from keras_turbo.machine import free_memory_bytes
 
 # A store never takes more than this share of the free memory, or of the free disk: the model, its activations and
 # everybody else's processes want some too. People who cached all that fitted lost more to restarts than they gained.
@@ -69,6 +69,11 @@ class ExampleStore:
         return int(np.count_nonzero(self._filled))
 
     @property
+    def num_ready(self) -> int:
+        """How many examples are there, and are known to be whole."""
+        return self.num_filled
+
+    @property
     def num_bytes(self) -> int:
         """Bytes that the store takes when it is full."""
         return sum(leaf.nbytes for leaf in self._leaves)
@@ -119,7 +124,7 @@ class ExampleStore:
                 np.take(leaf, positions, axis=0, out=rows, mode="clip")
             else:
                 rows[...] = leaf[positions]
-        return out
+        return [*out]
 
     def save(self) -> None:
         """Makes what was written so far last, where the store has a place to last in."""
@@ -127,5 +132,5 @@ class ExampleStore:
 
 def memory_store(elements: Elements, num_examples: int) -> ExampleStore:
     """An empty store in this process's memory, which it takes as it is filled."""
-    leaves = [aligned_empty((num_examples, *leaf.shape), numpy_dtype(leaf.dtype)) for leaf in elements.leaves]
+    leaves = [aligned_empty((num_examples, *shape), dtype) for shape, dtype in elements.arrays]
     return ExampleStore(leaves, np.zeros(num_examples, np.bool_))

@@ -1,4 +1,4 @@
-"""Rows of tables: columns in memory, or read a row group at a time."""
+"""Rows of tables: columns in memory, or read a row group at a time; and Parquet files as such."""
 
 from __future__ import annotations
 
@@ -18,23 +18,11 @@ from keras_turbo.data.engine.store import ExampleStore, fits_in_memory
 from keras_turbo.data.settings import Settings, check_count
 from keras_turbo.data.sources.files import files_content
 from keras_turbo.data.sources.source import Identity, Source
-from keras_turbo.data.tables.columns import (
-    TEXT,
-    Flaw,
-    Rows,
-    decode,
-    held,
-    is_ragged,
-    joined,
-    load_pyarrow,
-    name_of,
-    spec_of,
-    taken,
-)
+from keras_turbo.data.tables.columns import Flaw, Rows, decode, held, is_ragged, joined, load_pyarrow, spec_of, taken
 from keras_turbo.data.tables.parquet_files import RowGroup, common_length, open_file
 from keras_turbo.data.tables.row_group_order import RowGroupOrder
 from keras_turbo.data.tables.table import Request, Table, each_file, find_table_files, no_row
-from keras_turbo.devices.free_memory import free_memory_bytes
+from keras_turbo.machine import free_memory_bytes
 
 # Rows of a window of row groups. More shuffle better, and all of them must be in memory, with those of the next one.
 _WINDOW_BYTES = 256 << 20
@@ -42,7 +30,7 @@ _WINDOW_BYTES = 256 << 20
 _WINDOWS_IN_MEMORY = 2
 # Not shuffled, one row group is read, the next one in advance, and one is for who is slow.
 _GROUPS_IN_ORDER = 3
-# A table that is loaded is there in parts and in one piece for a moment.
+# A table that is loaded may be there in parts and in one piece for a moment.
 COPIES_WHILE_LOADING = 2
 
 _Made = tuple[list[Column], dict[int, Exception]]
@@ -55,7 +43,7 @@ class TableSource(Source):
 
     def __init__(self, table: Table, parts: Sequence[tuple[str, Sequence[int] | np.ndarray]]) -> None:
         self._table = table
-        self._parts = list(parts)
+        self._parts = parts
         self._sizes = tuple(len(numbers) for _, numbers in parts)
         self._ends = np.cumsum(self._sizes)
         self.left_out = table.left_out
@@ -98,7 +86,7 @@ class TableSource(Source):
         table = self._table
         content = files_content(table.paths)
         left_out = [list(dataclasses.astuple(one)) for one in table.left_out]
-        how = [str(table.schema), repr(table.parts), repr(sorted(table.fills.items())), table.written_as, left_out]
+        how = [*table.how, repr(table.parts), left_out]
         return Identity({"kind": "table", "files": [path for path, *_ in content], "how": how}, {"files": content})
 
 
@@ -113,7 +101,7 @@ class LoadedTable(TableSource):
         for part in rows:
             parts.append((part.name, part.numbers))
             for column, values in zip(chunks, part.batch.columns, strict=True):
-                column.append(held(values) if name_of(values.type) == TEXT else values)
+                column.append(values)
         super().__init__(table, parts)
         if not len(self):
             raise no_row(table.paths, table.left_out)
@@ -138,7 +126,7 @@ class RowGroupSource(TableSource):
 
     def __init__(self, table: Table, groups: Sequence[RowGroup], most_kept: int) -> None:
         super().__init__(table, [(group.file.name, group.numbers) for group in groups])
-        self._groups = list(groups)
+        self._groups = groups
         self._most_kept = most_kept
         self._kept: dict[int, tuple[list[Any], dict[int, Flaw]]] = {}
         self._lock = threading.Lock()
@@ -152,18 +140,17 @@ class RowGroupSource(TableSource):
             kept, flaws = self._decoded(part)
             places = np.flatnonzero(parts == part)
             rows = positions[places] - self._ends[part] + self._sizes[part]
-            if flaws:
-                numbers = [int(self._parts[part][1][row]) for row in rows]
-                bad = [index for index, number in enumerate(numbers) if number in flaws]
-                failed |= {int(places[index]): ExampleLoadError(". ".join(flaws[numbers[index]])) for index in bad}
-                places, rows = np.delete(places, bad), np.delete(rows, bad)
-            for column, at in zip(columns if len(rows) else [], indices, strict=False):
+            for column, at in zip(columns if kept else [], indices, strict=False):
                 values = taken(kept[at], rows)
                 if isinstance(column, np.ndarray):
                     column[places] = values
                 else:
                     for place, value in zip(places.tolist(), values, strict=True):
                         column[place] = value
+            for place, row in zip(places.tolist(), rows.tolist(), strict=True) if flaws else ():
+                flaw = flaws.get(int(self._parts[part][1][row]))
+                if flaw is not None:
+                    failed[place] = ExampleLoadError(". ".join(flaw))
         return columns, failed
 
     def _decoded(self, part: int) -> tuple[list[Any], dict[int, Flaw]]:
@@ -179,12 +166,11 @@ class RowGroupSource(TableSource):
         return kept
 
     def _read(self, part: int) -> tuple[list[Any], dict[int, Flaw]]:
-        group = self._groups[part]
         try:
-            rows = read_rows(self._table, group)
+            rows = read_rows(self._table, self._groups[part])
         except ExampleLoadError as error:
-            what = str(error).removeprefix(f"{group.file.name}, ")
-            return [], dict.fromkeys(group.numbers, (what.removesuffix("."), ""))
+            why = _reason_in(error, self._groups[part]).removesuffix(".")
+            return [], dict.fromkeys(self._groups[part].numbers, (why, ""))
         return [held(column) for column in rows.batch.columns], rows.flaws
 
 
@@ -193,16 +179,8 @@ def read_rows(table: Table, group: RowGroup) -> Rows:
     return decode(group.read(table.schema.names), table.schema, table.fills, group.file.name, group.numbers)
 
 
-def _loaded(table: Table, groups: Sequence[RowGroup], left_out: list[SkippedExample], *, skip: bool) -> Iterator[Rows]:
-    """The rows of all row groups that are whole; the others are listed, or an error."""
-    for group in groups:
-        try:
-            yield read_rows(table, group).whole(left_out, skip=skip)
-        except ExampleLoadError as error:
-            if not skip:
-                raise
-            reason = str(error).removeprefix(f"{group.file.name}, ")
-            left_out += [SkippedExample(f"{group.file.name}, row {number}", reason) for number in group.numbers]
+def _reason_in(error: ExampleLoadError, group: RowGroup) -> str:
+    return str(error).removeprefix(f"{group.file.name}, ")
 
 
 def parquet_source(
@@ -220,11 +198,14 @@ def parquet_source(
     groups = [group for file in files for group in file.row_groups()]
     # What pandas wrote of a frame's index, and gives back as one.
     index = (files[0].schema.pandas_metadata or {}).get("index_columns", [])
-    parts = request.parts(files[0].schema.names, files[0].name, hidden=index)
-    schema, _ = request.schema(
-        [(file.name, file.schema) for file in files], parts, lambda name: common_length(groups, name, skip=skip)
+    table, _ = request.table(
+        [(file.name, file.schema) for file in files],
+        request.parts(files[0].schema.names, files[0].name, hidden=index),
+        lambda name: common_length(groups, name, skip=skip),
+        paths=paths,
+        left_out=left_out,
+        window=shuffle_row_groups,
     )
-    table = Table(paths, schema, parts, request.fills(schema), left_out, shuffle_row_groups)
     source, settings = source_of_groups(table, groups, settings, may_load=True, stacklevel=4)
     warn_of_left_out(source.left_out, stacklevel=3)
     return source, settings
@@ -255,8 +236,8 @@ def source_of_groups(
         )
     if may_load and (settings.cache == "memory" or (settings.cache == "auto" and fits_in_memory(needed))):
         left_out = list(table.left_out)
-        rows = _loaded(table, groups, left_out, skip=settings.on_error == "skip")
-        # The table itself is in memory now. What map_fn makes of it is kept where it can be.
+        rows = _whole_rows(table, groups, left_out, skip=settings.on_error == "skip")
+        # The table itself is in memory then. What map_fn makes of it is kept where it can be.
         settings = dataclasses.replace(settings, cache="auto")
         return LoadedTable(dataclasses.replace(table, left_out=left_out), rows), settings
     # By what the files say alone, so that the order is the same on every machine.
@@ -266,10 +247,10 @@ def source_of_groups(
     needed = most_kept * sizes[largest] + max(read)
     if needed > free:
         raise ValueError(
-            f"{groups[largest].name} has {len(groups[largest].numbers)} rows, about {sizes[largest] / 1e9:.2f} GB once "
-            f"they are decoded, and {needed / 1e9:.2f} GB are needed to read such row groups, but {free / 1e9:.2f} GB "
-            "are free. Write the files with smaller row groups (row_group_size=100_000 of "
-            "pyarrow.parquet.write_table), choose `columns`, or give a smaller `shuffle_row_groups`."
+            f"{groups[largest].name} has {len(groups[largest].numbers)} rows, about {sizes[largest] / 1e9:.2f} GB in "
+            f"memory, and {needed / 1e9:.2f} GB are needed to read such row groups, but {free / 1e9:.2f} GB are free. "
+            "Write the files with smaller row groups (row_group_size=100_000 of pyarrow.parquet.write_table), choose "
+            "`columns`, or give a smaller `shuffle_row_groups`."
         )
     if settings.shuffle and window < len(groups) and table.window is None:
         why = "it is too large for the memory" if settings.cache == "auto" else f"cache={settings.cache!r}"
@@ -282,11 +263,24 @@ def source_of_groups(
     return RowGroupSource(dataclasses.replace(table, window=window), groups, most_kept), settings
 
 
+def _whole_rows(
+    table: Table, groups: Sequence[RowGroup], left_out: list[SkippedExample], *, skip: bool
+) -> Iterator[Rows]:
+    """The rows of all row groups that are whole; the others are put into the list, or an error."""
+    for group in groups:
+        try:
+            yield read_rows(table, group).whole(left_out, skip=skip)
+        except ExampleLoadError as error:
+            if not skip:
+                raise
+            why = _reason_in(error, group)
+            left_out += [SkippedExample(f"{group.file.name}, row {number}", why) for number in group.numbers]
+
+
 def warn_of_left_out(left_out: Sequence[SkippedExample], *, stacklevel: int) -> None:
     """Warns once of what was left out when a source was built; `stacklevel` tells who shall see it."""
     if left_out:
-        first = left_out[0]
-        others = f" and {len(left_out) - 1} more" if len(left_out) > 1 else ""
+        first, others = left_out[0], f" and {len(left_out) - 1} more" if len(left_out) > 1 else ""
         warnings.warn(
             f"Left out, since it can't be used: {first.path}: {first.reason} `skipped` of the dataset lists this one"
             f"{others}.",

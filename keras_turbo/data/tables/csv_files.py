@@ -6,16 +6,14 @@ import codecs
 import contextlib
 import dataclasses
 import io
-import numbers
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
+from keras_turbo import files as storage
 from keras_turbo.data.engine.failures import ExampleLoadError, reason_of
+from keras_turbo.data.settings import check_count
 from keras_turbo.data.tables.columns import Rows, decode, load_pyarrow, shown
 from keras_turbo.data.tables.parquet_files import numbers_between
-from keras_turbo.storage import paths as storage
 
 # What is parsed at once. A row must not be longer. Types are taken from less, which is little to read.
 _BLOCK_BYTES = 8 << 20
@@ -25,10 +23,10 @@ _LOOK_BYTES = 1 << 20
 _FIRST_BYTES = 4096
 _PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\x28\xb5\x2f\xfd": "zstd"}
 
-# So much may come out of a packed file before it is looked at how much was read for it.
-_UNPACKED_AT_ONCE = 64 << 20
-
-_DELIMITERS = (";", "\t", "|", ",")
+# What a packed file may unpack to, where the user does not say: so much, and so many times what was read of it.
+# (Text of numbers unpacks to three to ten times its size, a table of zeros to a hundred times.)
+_UNPACKED_BYTES = 64 << 20
+_EXPANSION = 100
 
 
 class OtherTypesError(Exception):
@@ -42,40 +40,34 @@ class CsvFormat:
     delimiter: str
     column_names: Sequence[str] | None
     encoding: str
-    max_expansion: float
+    max_unpacked_bytes: int | None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.delimiter, str) or len(self.delimiter) != 1 or ord(self.delimiter) > 127:
-            raise ValueError(f"`delimiter` must be one character of ASCII, such as ';'. Received: {self.delimiter!r}.")
-        if self.delimiter in '"\r\n':
-            raise ValueError(f"`delimiter` can't be what quotes or ends a row. Received: {self.delimiter!r}.")
+        is_one = isinstance(self.delimiter, str) and len(self.delimiter) == 1 and ord(self.delimiter) < 128
+        if not is_one or self.delimiter in '"\r\n':
+            what = "one character of ASCII, and can't be what quotes or ends a row"
+            raise ValueError(f"`delimiter` must be {what}. Received: {self.delimiter!r}.")
         names = self.column_names
-        if isinstance(names, str) or not all(isinstance(name, str) for name in names or ()):
-            raise TypeError(f"`column_names` must be a list of the names of all columns, or None. Received: {names!r}.")
-        if names is not None and not 0 < len(names) == len(set(names)):
-            raise ValueError(f"`column_names` must be names that differ. Received: {list(names)}.")
+        are_names = not isinstance(names, str) and all(isinstance(name, str) for name in names or ())
+        if names is not None and not (are_names and 0 < len(names) == len(set(names))):
+            what = "`column_names` must be a list of the names of all columns, or None; and must be names that differ"
+            raise ValueError(f"{what}. Received: {names!r}.")
         try:
             codecs.lookup(self.encoding)
         except (LookupError, TypeError):
             raise ValueError(f"`encoding` must be one that Python knows. Received: {self.encoding!r}.") from None
-        if not isinstance(self.max_expansion, numbers.Real) or not self.max_expansion > 0:
-            raise ValueError(f"`max_expansion` must be a positive number. Received: {self.max_expansion!r}.")
+        check_count("max_unpacked_bytes", self.max_unpacked_bytes, "None")
 
     @contextlib.contextmanager
     def opened(
-        self,
-        path: str,
-        types: Mapping[str, Any] | None,
-        on_invalid_row: Any = lambda row: "skip",
-        in_order: bool = False,
+        self, path: str, types: Mapping[str, Any] | None, on_invalid_row: Any = lambda row: "skip"
     ) -> Iterator[Any]:
         """Opens a file, as a `pyarrow.csv.CSVStreamingReader`.
 
         Args:
             path: the file; packed ones are recognised by their first bytes.
             types: of the columns that are wanted; None for all, with types that are inferred from the first block.
-            on_invalid_row: what becomes of rows with another number of fields, "skip" or "error".
-            in_order: whether rows are parsed one after the other, so that their numbers are known.
+            on_invalid_row: what becomes of a row with another number of fields, as pyarrow has it.
 
         Raises:
             ExampleLoadError: it can't be read, or unpacks to more than it may.
@@ -84,19 +76,16 @@ class CsvFormat:
         pa = load_pyarrow("from_csv()")
         names = None if self.column_names is None else list(self.column_names)
         block = _LOOK_BYTES if types is None else _BLOCK_BYTES
-        options = {
-            "read_options": pa.csv.ReadOptions(
-                use_threads=not in_order, block_size=block, column_names=names, encoding=self.encoding
-            ),
-            "parse_options": pa.csv.ParseOptions(
-                delimiter=self.delimiter, newlines_in_values=True, invalid_row_handler=on_invalid_row
-            ),
-            "convert_options": pa.csv.ConvertOptions(column_types=types, include_columns=types and list(types)),
-        }
+        # In one thread, since rows have numbers then.
+        read = pa.csv.ReadOptions(use_threads=False, block_size=block, column_names=names, encoding=self.encoding)
+        parse = pa.csv.ParseOptions(
+            delimiter=self.delimiter, newlines_in_values=True, invalid_row_handler=on_invalid_row
+        )
+        convert = pa.csv.ConvertOptions(column_types=types, include_columns=types and list(types))
         try:
-            with storage.opened_anywhere(path, read_ahead_bytes=block) as (file, _):
-                source = pa.PythonFile(_Unpacked(file, path, self.max_expansion), mode="r")
-                with pa.csv.open_csv(source, **options) as reader:
+            with storage.opened(path, read_ahead_bytes=block) as (file, _):
+                unpacked = pa.PythonFile(_Unpacked(file, path, self.max_unpacked_bytes), mode="r")
+                with pa.csv.open_csv(unpacked, read, parse, convert) as reader:
                     yield reader
         except (OSError, pa.ArrowException, UnicodeError) as error:
             reason = reason_of(error)
@@ -112,9 +101,9 @@ class CsvFormat:
 class _Unpacked(io.RawIOBase):
     """What is in a file, unpacked if it is packed, as far as that is no more than it may be."""
 
-    def __init__(self, file: Any, path: str, max_expansion: float) -> None:
+    def __init__(self, file: Any, path: str, most: int | None) -> None:
         super().__init__()
-        self._packed, self._path, self._most, self._given = file, path, max_expansion, 0
+        self._packed, self._path, self._most, self._given = file, path, most, 0
         kind = _packed_as(file.read(_FIRST_BYTES))
         file.seek(0)
         pa = load_pyarrow()
@@ -126,9 +115,10 @@ class _Unpacked(io.RawIOBase):
     def read(self, size: int = -1) -> bytes:
         data = self._file.read(size)
         self._given += len(data)
-        if self._given > _UNPACKED_AT_ONCE + self._most * self._packed.tell():
-            why = f"it unpacks to more than {self._most:g} times its size. If that is right, give a larger"
-            raise ExampleLoadError(f"{self._path}: {why} `max_expansion`.")
+        most = self._most or _UNPACKED_BYTES + _EXPANSION * self._packed.tell()
+        if self._given > most and self._file is not self._packed:
+            why = f"it unpacks to more than {most / 1e6:,.0f} MB, which is a lot for its size. If you trust it, give a"
+            raise ExampleLoadError(f"{self._path}: {why} larger `max_unpacked_bytes`.")
         return data
 
 
@@ -153,7 +143,7 @@ def first_types(path: str, form: CsvFormat) -> tuple[str, Any] | None:
     except OtherTypesError:
         return None  # a header without an end of line, or nothing but such ends
     first = schema.names[0]
-    others = [delimiter for delimiter in _DELIMITERS if delimiter in first and delimiter != form.delimiter]
+    others = [other for other in ";\t|," if other in first and other != form.delimiter]
     if len(schema) == 1 and others and form.column_names is None:
         why = f"{path} has one column, {first!r}, if {form.delimiter!r} is its delimiter."
         raise ValueError(f"{why} Give another, such as delimiter={others[0]!r}.")
@@ -188,6 +178,8 @@ def _wider(kind: Any, words: Any) -> Any:
         return kind
     for found in (pa.int64(), pa.bool_(), pa.float64(), pa.string()):
         with contextlib.suppress(pa.ArrowInvalid):
+            # The first ones tell most, and each that can't be costs the text of an error.
+            words.slice(0, 10).cast(found)
             words.cast(found)
             break
     if kind in (found, pa.null()):
@@ -218,39 +210,21 @@ def csv_rows(path: str, form: CsvFormat, parsed: Mapping[str, Any], schema: Any,
         fills: what stands for missing values, by column.
     """
     pa = load_pyarrow()
-    types = {name: parsed.get(name, _cells()) for name in schema.names}
-    given, left_out, flaws = 0, [], {}
+    invalid: dict[int, tuple[str, str]] = {}
+    told = read = 0
 
     def note(row: Any) -> str:
-        if row.number is None:
-            flaws[-1] = "", ""
-            return "error"
-        left_out.append(row.number - 1 - (form.column_names is None))
         what = f"it has {row.actual_columns} fields, and not {row.expected_columns}: {shown(row.text)}"
-        flaws[left_out[-1]] = what, ""
+        invalid[row.number - 1 - (form.column_names is None)] = what, ""
         return "skip"
 
-    # Rows are parsed in parallel and have no numbers, up to where one has another number of fields.
-    for in_order in (False, True):
-        flaws.clear()
-        read = 0
-        try:
-            with form.opened(path, types, note, in_order=in_order) as reader:
-                for batch in reader:
-                    first, read = max(read, given), read + batch.num_rows
-                    if read > first:
-                        numbers = numbers_between(np.array(left_out, np.int64), first, read)
-                        last = batch.slice(batch.num_rows - (read - first))
-                        rows = decode(last, schema, fills, path, numbers, _gaps())
-                        if in_order:
-                            rows.flaws.update(flaws)
-                            flaws.clear()
-                        given = read
-                        yield rows
-            break
-        except ExampleLoadError:
-            if in_order or not flaws:
-                raise
-    if flaws:
-        nothing = [pa.nulls(0, field.type) for field in schema]
-        yield Rows(path, [], pa.RecordBatch.from_arrays(nothing, schema=schema), flaws)
+    with form.opened(path, {name: parsed.get(name, _cells()) for name in schema.names}, note) as reader:
+        for batch in reader:
+            first, read = read, read + batch.num_rows
+            rows = decode(batch, schema, fills, path, numbers_between([*invalid], first, read), _gaps())
+            rows.flaws.update([*invalid.items()][told:])
+            told = len(invalid)
+            yield rows
+    if told < len(invalid):
+        nothing = pa.RecordBatch.from_arrays([pa.nulls(0, kind) for kind in schema.types], schema=schema)
+        yield Rows(path, [], nothing, dict([*invalid.items()][told:]))

@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from keras_turbo import files as storage
 from keras_turbo.data.engine.failures import ExampleLoadError, reason_of
 from keras_turbo.data.tables.columns import TEXT, is_list, is_ragged, load_pyarrow, name_of, plain_type
-from keras_turbo.devices.free_memory import free_memory_bytes
-from keras_turbo.storage import paths as storage
-from keras_turbo.storage.schemes import is_remote
+from keras_turbo.machine import free_memory_bytes
 
 # What a word of a vocabulary takes beside its bytes, at most.
 _WORD_BYTES = 48
@@ -33,7 +32,7 @@ class TableFile:
         status: its size and time of change.
         metadata: `pyarrow.parquet.FileMetaData`.
         schema: `pyarrow.Schema`.
-        left_out: of a copy: the numbers of the rows of the file that it has not, sorted.
+        left_out: of a copy: the numbers of the rows of the file that it has not.
     """
 
     path: str
@@ -41,7 +40,7 @@ class TableFile:
     status: storage.Status
     metadata: Any
     schema: Any
-    left_out: np.ndarray
+    left_out: Sequence[int] = ()
 
     @functools.cached_property
     def stored_at(self) -> dict[str, int]:
@@ -65,13 +64,12 @@ def _num_stored(kind: Any) -> int:
     return sum(_num_stored(kind.field(number).type) for number in range(kind.num_fields)) or 1
 
 
-def numbers_between(left_out: np.ndarray, first: int, stop: int) -> Sequence[int] | np.ndarray:
-    """The numbers of rows of a file, from the `first` to the one before `stop` of those that were not left out."""
-    if not len(left_out):
+def numbers_between(left_out: Sequence[int], first: int, stop: int) -> Sequence[int] | np.ndarray:
+    """The numbers of rows in a file, from the `first` to the one before `stop` of those that were not left out."""
+    if not left_out:
         return range(first, stop)
-    return np.arange(first, stop) + np.searchsorted(
-        left_out - np.arange(len(left_out)), np.arange(first, stop), "right"
-    )
+    rows = np.arange(first, stop)
+    return rows + np.searchsorted(np.array(left_out) - np.arange(len(left_out)), rows, "right")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,19 +99,18 @@ class RowGroup:
             words = min(chunk.num_values, chunk.total_uncompressed_size // 4)
             text = words * _WORD_BYTES + chunk.total_uncompressed_size if name_of(field.type) == TEXT else 0
             decoded += chunk.num_values * _width(field.type) + text + 8 * len(self.numbers) * is_ragged(field.type)
-            read += chunk.num_values * _width(kind) + chunk.total_uncompressed_size + text
+            read += chunk.num_values * _width(kind) + text + chunk.total_uncompressed_size
         return decoded, read
 
     def read(self, names: Sequence[str]) -> Any:
         """Reads columns, as a `pyarrow.Table`, strings as dictionaries; raises an `ExampleLoadError` if it can't."""
         pa = load_pyarrow("from_parquet()")
-        text = [
-            chunk for kind, chunk in self.stored(names) if name_of(kind) == TEXT and chunk.physical_type == "BYTE_ARRAY"
-        ]
+        chunks = [chunk for kind, chunk in self.stored(names) if name_of(kind) == TEXT]
+        text = [chunk for chunk in chunks if chunk.physical_type == "BYTE_ARRAY"]
         # Strings as prefixes of others have no vocabulary, and become no one knows how much.
         is_delta = any("DELTA" in encoding for chunk in text for encoding in chunk.encodings)
         try:
-            with storage.opened_anywhere(self.file.path) as (file, status):
+            with storage.opened(self.file.path) as (file, status):
                 if status != self.file.status:
                     raise ExampleLoadError(f"{self.file.name} has changed since the dataset was built. Build it anew.")
                 parquet = pa.parquet.ParquetFile(
@@ -123,13 +120,11 @@ class RowGroup:
                     # Checksums are optional in Parquet, and pyarrow looks at them only if told to.
                     page_checksum_verification=True,
                     # Columns that lie behind one another come by one request.
-                    pre_buffer=is_remote(self.file.path),
+                    pre_buffer=storage.is_remote(self.file.path),
                 )
-                if is_delta:
-                    batches = parquet.iter_batches(_FEW_ROWS, row_groups=[self.number], columns=list(names))
-                    table = pa.Table.from_batches(self._bounded(batches))
-                else:
-                    table = parquet.read_row_group(self.number, columns=list(names))
+                rows = _FEW_ROWS if is_delta else len(self.numbers)
+                batches = parquet.iter_batches(rows, row_groups=[self.number], columns=list(names))
+                table = pa.Table.from_batches(self._bounded(batches))
         except (OSError, pa.ArrowException) as error:
             raise ExampleLoadError(f"{self.name} can't be read: {reason_of(error)}") from error
         if len(table) != len(self.numbers):
@@ -152,17 +147,15 @@ def _width(kind: Any) -> int:
     return 4 if name_of(kind) == TEXT else 0 if str(kind) == "null" else max(1, kind.bit_width // 8)
 
 
-def open_file(path: str, name: str | None = None, left_out: Sequence[int] = ()) -> TableFile:
+def open_file(path: str, name: str | None = None) -> TableFile:
     """Reads what a Parquet file says of itself; raises an `ExampleLoadError` if it is none, or a damaged one."""
     pa = load_pyarrow("from_parquet()")
-    name = path if name is None else name
     try:
-        with storage.opened_anywhere(path) as (file, status):
+        with storage.opened(path) as (file, status):
             parquet = pa.parquet.ParquetFile(file)
-            schema, absent = parquet.schema_arrow, np.array(left_out, np.int64)
-            return TableFile(storage.absolute(path), name, status, parquet.metadata, schema, absent)
+            return TableFile(storage.absolute(path), name or path, status, parquet.metadata, parquet.schema_arrow)
     except (OSError, pa.ArrowException) as error:
-        raise ExampleLoadError(f"{name}: it can't be read as Parquet: {reason_of(error)}") from error
+        raise ExampleLoadError(f"{name or path}: it can't be read as Parquet: {reason_of(error)}") from error
 
 
 def common_length(groups: Sequence[RowGroup], name: str, *, skip: bool) -> int | None:
@@ -171,10 +164,8 @@ def common_length(groups: Sequence[RowGroup], name: str, *, skip: bool) -> int |
     Those of the first row group tell (with `skip`, of the first that can be read), if what every row group says of the
     number of its values agrees.
     """
+    groups = [group for group in groups if is_list(group.file.schema.field(name).type)]
     for group in groups:
-        kind = group.file.schema.field(name).type
-        if not is_list(kind):
-            continue  # a file whose column has no value
         try:
             lists = group.read([name])[name]
         except ExampleLoadError:
@@ -182,12 +173,7 @@ def common_length(groups: Sequence[RowGroup], name: str, *, skip: bool) -> int |
                 raise
             continue
         lengths = load_pyarrow().compute.list_value_length(lists).drop_null().unique().to_pylist()
-        sizes = [
-            (len(one.numbers), chunk.num_values)
-            for one in groups
-            for kind, chunk in one.stored([name])
-            if is_list(kind)
-        ]
+        sizes = [(len(one.numbers), chunk.num_values) for one in groups for _, chunk in one.stored([name])]
         agree = len(lengths) == 1 and all(values == lengths[0] * rows for rows, values in sizes)
         return lengths[0] or None if agree else None
     return None

@@ -1,4 +1,4 @@
-"""What is known of a table before its rows are read: of what the user says of it, and its files of themselves."""
+"""What is known of a table before its rows are read: by what the user says of it, and its files of themselves."""
 
 from __future__ import annotations
 
@@ -12,13 +12,10 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
+from keras_turbo import files as storage
 from keras_turbo.data.engine.failures import ExampleLoadError, SkippedExample
 from keras_turbo.data.sources.files import find_files
 from keras_turbo.data.tables.columns import NUMBERS, TEXT, arrow_type, cast, field_of, is_list, load_pyarrow, name_of
-from keras_turbo.storage import paths as storage
-from keras_turbo.storage import remote
-from keras_turbo.storage.globbing import remote_glob
-from keras_turbo.storage.schemes import is_remote, resolved
 
 T = TypeVar("T")
 
@@ -29,12 +26,7 @@ class DisagreementError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """The parts of an element, as names of columns.
-
-    Attributes:
-        x: one name, whose column is `x` itself, or names, for a dict.
-        targets: the column that is `y` and the one that is the weight, as far as there are any.
-    """
+    """The parts of an element: the columns that are `x`, or the one that is it itself; and `y` and the weight."""
 
     x: str | tuple[str, ...]
     targets: tuple[str, ...]
@@ -72,6 +64,11 @@ class Table:
     window: int | None = None
     written_as: str = ""
 
+    @property
+    def how(self) -> list[str]:
+        """All that decides what a row of a file becomes."""
+        return [self.written_as, str(self.schema), repr(sorted(self.fills.items()))]
+
 
 @dataclasses.dataclass(frozen=True)
 class Request:
@@ -84,7 +81,7 @@ class Request:
     missing: Any
 
     @property
-    def names_of_types(self) -> dict[str, str]:
+    def types(self) -> dict[str, str]:
         """What was given as `dtypes`, by TensorFlow's names of the types."""
         dtypes = self.dtypes or {}
         if not isinstance(dtypes, Mapping) or not all(isinstance(name, str) for name in dtypes):
@@ -114,13 +111,8 @@ class Request:
         targets = [name for name in given.values() if name is not None]
         if names is None:
             names = [name for name in available if name not in targets and name not in hidden]
-        mentioned: dict[str, Iterable[str]] = {
-            "columns": names,
-            "label": targets[:1],
-            "sample_weight": targets[1:],
-            "dtypes": self.names_of_types,
-        }
         known = set(available)
+        mentioned = {"columns": names, "label": targets[:1], "sample_weight": targets[1:], "dtypes": [*self.types]}
         for argument, wanted in mentioned.items():
             for name in wanted:
                 if name not in known:
@@ -128,64 +120,59 @@ class Request:
         _check_once([*names, *targets], available, path)
         doubled = _doubled([*names, *targets])
         if doubled:
-            raise ValueError(
-                f"A column can be in one of `columns`, `label` and `sample_weight`, once. Twice: {doubled}."
-            )
+            raise ValueError(f"A column is one of `columns`, `label` and `sample_weight`, once. Twice: {doubled}.")
         if not names:
-            raise ValueError(f"`columns` is empty: no column is `x` beside {targets}. {path} has: {list(available)}.")
+            raise ValueError(f"`columns` is empty: no column is `x` beside {targets}. {path} has: {available}.")
         return Parts(self.columns if isinstance(self.columns, str) else tuple(names), tuple(targets))
 
-    def schema(
+    def table(
         self,
         files: Sequence[tuple[str, Any]],
         parts: Parts,
-        length_of: Callable[[str], int | None] = lambda name: None,
-        *,
-        are_text: bool = False,
-    ) -> tuple[Any, dict[str, Any]]:
-        """The `pyarrow.Schema` of what is made of all columns, and of which types they are in the files, by name.
+        length_of: Callable[[str], int | None] | None = None,
+        **known: Any,
+    ) -> tuple[Table, dict[str, Any]]:
+        """What is known of a table, and of which types its columns are in the files, by name.
 
         Args:
-            files: at least one, as path and schema.
+            files: at least one, as path and `pyarrow.Schema`.
             parts: of which columns.
-            length_of: gives the number of values in all lists of a column, where it is the same.
-            are_text: whether types were inferred: then integers and other numbers are numbers, and nothing is, too.
+            length_of: gives the number of values in all lists of a column, where it is the same. None: types were
+                inferred, of text. Then integers here and floats there are floats, as is what has no value.
+            **known: the other attributes of the table.
         """
         pa = load_pyarrow()
-        wanted = self.names_of_types
-        kinds = _agreed_types(files, None if self.columns is None else parts.names, wanted, widens=are_text)
-        if are_text:
-            kinds = {name: pa.float64() if pa.types.is_null(kind) else kind for name, kind in kinds.items()}
-        fields = [
-            field_of(pa.field(name, kinds[name]), wanted.get(name), length_of(name), files[0][0])
-            for name in parts.names
-        ]
-        return pa.schema(fields), kinds
+        types, widens = self.types, length_of is None
+        kinds = _agreed_types(files, None if self.columns is None else parts.names, types, widens=widens)
+        fields = []
+        for name in parts.names:
+            if widens and pa.types.is_null(kinds[name]):
+                kinds[name] = pa.float64()
+            length = None if length_of is None else length_of(name)
+            fields.append(field_of(pa.field(name, kinds[name]), types.get(name), length, files[0][0]))
+        schema = pa.schema(fields)
+        return Table(schema=schema, parts=parts, fills=self._fills(schema), **known), kinds
 
-    def fills(self, schema: Any) -> dict[str, Any]:
+    def _fills(self, schema: Any) -> dict[str, Any]:
         """What stands for missing values in those columns of a schema that have something: scalars of Arrow."""
         missing = self.missing
+        if isinstance(missing, Mapping):
+            for name, value in missing.items():
+                if name not in schema.names:
+                    known = f"which is none of the columns that are read: {schema.names}"
+                    raise ValueError(f"`missing` names {name!r}, {known}.")
+                if _fill(schema.field(name), value) is None:
+                    what = f"{value!r} for the column {name!r}, which is {name_of(schema.field(name).type)}"
+                    remedy = "Give another value, or another type as `dtypes`."
+                    raise ValueError(f"`missing` gives {what} and can't hold it. {remedy}")
+            return {name: _fill(schema.field(name), value) for name, value in missing.items()}
         is_number = isinstance(missing, numbers.Real) and not isinstance(missing, bool)
-        if not isinstance(missing, Mapping):
-            if not is_number and missing not in ("raise", "nan"):
-                raise ValueError(
-                    "`missing` must be 'raise', 'nan', a number, or a dict of columns and values, such as "
-                    f"{{'age': 0, 'city': ''}}. Received: {missing!r}."
-                )
-            filled = [] if missing == "raise" else [field for field in schema if name_of(field.type) != TEXT]
-            fills = {field.name: _fill(field, missing) for field in filled}
-            return {name: fill for name, fill in fills.items() if fill is not None}
-        for name, value in missing.items():
-            if name not in schema.names:
-                known = f"which is none of the columns that are read: {schema.names}"
-                raise ValueError(f"`missing` names {name!r}, {known}.")
-            if _fill(schema.field(name), value) is None:
-                kind = name_of(schema.field(name).type)
-                raise ValueError(
-                    f"`missing` gives {value!r} for the column {name!r}, which is {kind} and can't hold it. Give "
-                    "another value, or another type as `dtypes`."
-                )
-        return {name: _fill(schema.field(name), value) for name, value in missing.items()}
+        if not is_number and missing not in ("raise", "nan"):
+            remedy = "a dict of columns and values, such as {'age': 0, 'city': ''}"
+            raise ValueError(f"`missing` must be 'raise', 'nan', a number, or {remedy}. Received: {missing!r}.")
+        filled = [] if missing == "raise" else [field for field in schema if name_of(field.type) != TEXT]
+        fills = {field.name: _fill(field, missing) for field in filled}
+        return {name: fill for name, fill in fills.items() if fill is not None}
 
 
 def _fill(field: Any, value: Any) -> Any:
@@ -223,10 +210,8 @@ def _agreed_types(
         here, there = set(schema.names), set(first.names)
         for name in sorted(here ^ there) if names is None else [name for name in names if name not in here]:
             has, lacks = (path, first_path) if name in here else (first_path, path)
-            raise ValueError(
-                f"{lacks} has no column {name!r}, which {has} has. Files of one table have the same columns; name "
-                "those that all have as `columns`, or read the files apart."
-            )
+            remedy = "Name the columns that all files have as `columns`, or read them apart."
+            raise ValueError(f"{lacks} has no column {name!r}, which {has} has. {remedy}")
         _check_once(first.names if names is None else names, schema.names, path)
     kinds = {}
     for name in first.names if names is None else names:
@@ -238,10 +223,8 @@ def _agreed_types(
             elif widens and {kind, other} == {pa.int64(), pa.float64()}:
                 kind = pa.float64()
             elif not (name in given or pa.types.is_null(other) or _compared(kind) == _compared(other)):
-                raise DisagreementError(
-                    f"The column {name!r} is {kind} in {where} and {other} in {path}. Say which it shall be: "
-                    f"dtypes={{{name!r}: ...}}."
-                )
+                remedy = f"Say which it shall be: dtypes={{{name!r}: ...}}."
+                raise DisagreementError(f"The column {name!r} is {kind} in {where} and {other} in {path}. {remedy}")
         kinds[name] = kind
     return kinds
 
@@ -257,9 +240,9 @@ def find_table_files(pattern: Any, endings: Sequence[str], kind: str) -> list[st
     """
     if not isinstance(pattern, (str, os.PathLike, Sequence)):
         raise TypeError(f"`pattern` must be a pattern, a path or a list of them. Received: {pattern!r}.")
-    if not isinstance(pattern, (str, os.PathLike)) or not storage.is_folder(resolved(pattern, "pattern")):
+    if not isinstance(pattern, (str, os.PathLike)) or not storage.is_folder(storage.resolved(pattern, "pattern")):
         return find_files(pattern)
-    folder = resolved(pattern, "pattern")
+    folder = storage.resolved(pattern, "pattern")
 
     def is_one(path: str) -> bool:
         # Names that begin so are marks and metadata of those who write tables.
@@ -267,12 +250,12 @@ def find_table_files(pattern: Any, endings: Sequence[str], kind: str) -> list[st
         return any(ending in name.lower() for ending in endings) and not name.startswith((".", "_"))
 
     named = [storage.join(folder, name) for name in storage.names_in(folder) if is_one(name)]
-    are_folders = (remote.each_of if is_remote(folder) else map)(storage.is_folder, named)
+    are_folders = storage.each_path(storage.is_folder, named)
     paths = [path for path, is_folder in zip(named, are_folders, strict=True) if not is_folder]
     if not paths:
         escaped = glob.escape(folder)
         patterns = [storage.join(escaped, "*", f"*{ending}*") for ending in endings]
-        below = any(is_one(path) for one in patterns for path in (remote_glob if is_remote(one) else glob.iglob)(one))
+        below = any(is_one(path) for one in patterns for path in storage.find(one))
         hint = f" There are some below: give {storage.join(escaped, '**', '*' + endings[0])!r}." if below else ""
         raise ValueError(f"No {kind} files in {folder!r}: no name with {' or '.join(endings)} in it.{hint}")
     return paths
@@ -285,16 +268,15 @@ def each_file(
 
     def looked_at(path: str) -> T | SkippedExample | None:
         try:
-            if not is_remote(path) and os.path.exists(path) and not os.path.isfile(path):
-                raise ExampleLoadError(f"{path}: it is no regular file, but a pipe, a device or a socket.")
-            return look(path) if storage.status_of(path).size else None
+            # What is neither a file nor a folder has no size, and is refused when it is opened.
+            return look(path) if storage.status_of(path).size or not storage.is_file(path) else None
         except ExampleLoadError as error:
             if not skip:
                 hint = "" if "on_error=" in str(error) else " (on_error='skip' leaves such files out and lists them.)"
                 raise ExampleLoadError(f"{error}{hint}") from error
             return SkippedExample(path, str(error).removeprefix(f"{path}: "))
 
-    results = list((remote.each_of if any(map(is_remote, paths)) else map)(looked_at, paths))
+    results = storage.each_path(looked_at, paths)
     left_out = [one for one in results if isinstance(one, SkippedExample)]
     found = [one for one in results if one is not None and not isinstance(one, SkippedExample)]
     if not found:
