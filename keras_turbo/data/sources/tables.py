@@ -6,7 +6,7 @@ import abc
 import dataclasses
 import threading
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -99,9 +99,10 @@ class LoadedTable(TableSource):
         parts: list[tuple[str, Any]] = []
         chunks: list[list[Any]] = [[] for _ in table.schema]
         for part in rows:
-            parts.append((part.name, part.numbers))
-            for column, values in zip(chunks, part.batch.columns, strict=True):
-                column.append(values)
+            if part.batch is not None:
+                parts.append((part.name, part.numbers))
+                for column, values in zip(chunks, part.batch.columns, strict=True):
+                    column.append(values)
         super().__init__(table, parts)
         if not len(self):
             raise no_row(table.paths, table.left_out)
@@ -159,28 +160,25 @@ class RowGroupSource(TableSource):
         if kept is None:
             # Others that want a new one wait; those that want one that is there do not.
             with self._lock:
-                kept = self._kept.get(part) or self._read(part)
-                self._kept[part] = kept
+                kept = self._kept.get(part)
+                if kept is None:
+                    rows = read_rows(self._table, self._groups[part])
+                    columns = [] if rows.batch is None else [held(column) for column in rows.batch.columns]
+                    kept = self._kept[part] = columns, rows.flaws
                 while len(self._kept) > self._most_kept:
                     del self._kept[next(iter(self._kept))]
         return kept
 
-    def _read(self, part: int) -> tuple[list[Any], dict[int, Flaw]]:
-        try:
-            rows = read_rows(self._table, self._groups[part])
-        except ExampleLoadError as error:
-            why = _reason_in(error, self._groups[part]).removesuffix(".")
-            return [], dict.fromkeys(self._groups[part].numbers, (why, ""))
-        return [held(column) for column in rows.batch.columns], rows.flaws
-
 
 def read_rows(table: Table, group: RowGroup) -> Rows:
-    """Reads and decodes a row group; raises an `ExampleLoadError` if it can't be read."""
-    return decode(group.read(table.schema.names), table.schema, table.fills, group.file.name, group.numbers)
-
-
-def _reason_in(error: ExampleLoadError, group: RowGroup) -> str:
-    return str(error).removeprefix(f"{group.file.name}, ")
+    """Reads and decodes a row group, of which no row may be there."""
+    name, numbers = group.file.name, group.numbers
+    try:
+        given = group.read(table.schema.names)
+    except ExampleLoadError as error:
+        what = str(error).removeprefix(f"{name}, ").removesuffix(".")
+        return Rows(name, numbers, None, dict.fromkeys(numbers, (what, "")))
+    return decode(given, table.schema, table.fills, name, numbers)
 
 
 def parquet_source(
@@ -236,7 +234,8 @@ def source_of_groups(
         )
     if may_load and (settings.cache == "memory" or (settings.cache == "auto" and fits_in_memory(needed))):
         left_out = list(table.left_out)
-        rows = _whole_rows(table, groups, left_out, skip=settings.on_error == "skip")
+        skip = settings.on_error == "skip"
+        rows = (read_rows(table, group).whole(left_out, skip=skip) for group in groups)
         # The table itself is in memory then. What map_fn makes of it is kept where it can be.
         settings = dataclasses.replace(settings, cache="auto")
         return LoadedTable(dataclasses.replace(table, left_out=left_out), rows), settings
@@ -261,20 +260,6 @@ def source_of_groups(
             stacklevel=stacklevel,
         )
     return RowGroupSource(dataclasses.replace(table, window=window), groups, most_kept), settings
-
-
-def _whole_rows(
-    table: Table, groups: Sequence[RowGroup], left_out: list[SkippedExample], *, skip: bool
-) -> Iterator[Rows]:
-    """The rows of all row groups that are whole; the others are put into the list, or an error."""
-    for group in groups:
-        try:
-            yield read_rows(table, group).whole(left_out, skip=skip)
-        except ExampleLoadError as error:
-            if not skip:
-                raise
-            why = _reason_in(error, group)
-            left_out += [SkippedExample(f"{group.file.name}, row {number}", why) for number in group.numbers]
 
 
 def warn_of_left_out(left_out: Sequence[SkippedExample], *, stacklevel: int) -> None:

@@ -1,6 +1,6 @@
 """Columns of tables in the types of their tensors, and which of their rows have no value to give.
 
-All is Arrow's until a batch is made. Strings are its dictionaries: only those of a batch become Python objects.
+All is Arrow's until rows are taken. Strings are its dictionaries, so that each word is there once.
 """
 
 from __future__ import annotations
@@ -28,9 +28,6 @@ TEXT = "string"
 _TEXT_TYPES = ("string", "large_string", "string_view", "binary", "large_binary", "binary_view", "fixed_size_binary")
 _NAMES_OF_FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}
 
-# More of a value helps nobody.
-_LONGEST_SHOWN = 60
-
 #: What is wrong with a row, and what to do about it.
 Flaw = tuple[str, str]
 
@@ -56,7 +53,7 @@ def is_list(kind: Any) -> bool:
 
 
 def is_ragged(kind: Any) -> bool:
-    """Whether the lists of a type have unequal lengths."""
+    """Whether it is one of lists of unequal lengths."""
     return is_list(kind) and not hasattr(kind, "list_size")
 
 
@@ -84,39 +81,41 @@ def spec_of(field: Any) -> tf.TensorSpec:
 
 
 def field_of(field: Any, wanted: str | None, length: int | None, path: str) -> Any:
-    """The `pyarrow.Field` of what is made of a column of a file.
+    """The `pyarrow.Field` of what is made of a column of a file, or a ValueError that no tensor can be made of it.
 
     Args:
         field: that of the file.
         wanted: the type that the user gave; None for that of the file, of floats Keras' `floatx`.
         length: of lists, where it is the same in all rows.
-        path: of the file, for the error (a ValueError) that no tensor can be made of it.
+        path: of the file.
     """
     pa = load_pyarrow()
     kind, problem = plain_type(field.type), None
+    is_float = pa.types.is_decimal(kind) or pa.types.is_floating(kind)
+    name = wanted or (keras.config.floatx() if is_float else name_of(kind))
     remedy = f"Give its type as dtypes={{{field.name!r}: ...}}"
-    if wanted is None and pa.types.is_null(kind):
+    if name == "null":
         problem = f": it has no value in any row. {remedy}, and what stands in its place as `missing`"
-    elif pa.types.is_temporal(kind) and not (wanted or "").startswith((TEXT, "int", "uint")):
-        problem = (
-            f", and a tensor has no times. {remedy}: 'int64' for its days, or the number of its own units, since "
-            "1970-01-01, or 'string' for text"
-        )
-    elif wanted is None:
-        is_float = pa.types.is_decimal(kind) or pa.types.is_floating(kind)
-        wanted = keras.config.floatx() if is_float else name_of(kind)
-    try:
-        given = pa.nulls(0, arrow_type(TEXT) if name_of(kind) == TEXT else kind)
-        made = None if problem else cast(given, arrow_type(wanted)).type
-    except (AttributeError, pa.ArrowNotImplementedError, pa.ArrowInvalid):
-        problem = f", which can't be a tensor{f' of {wanted}' if wanted in NUMBERS else ''}. {remedy}, if one can be"
+    elif pa.types.is_temporal(kind) and not name.startswith((TEXT, "int", "uint")):
+        what = "'int64' for its days, or the number of its own units, since 1970-01-01, or 'string' for text"
+        problem = f", and a tensor has no times. {remedy}: {what}"
+    elif name not in (*NUMBERS, TEXT) or not _can_cast(kind, arrow_type(name)):
+        problem = f", which can't be a tensor{f' of {wanted}' if wanted else ''}. {remedy}, if one can be"
     if problem:
         raise ValueError(f"The column {field.name!r} of {path} is {field.type}{problem}; or leave it out by `columns`.")
-    made = pa.dictionary(pa.int32(), made) if wanted == TEXT else made
+    made = pa.dictionary(pa.int32(), pa.large_binary()) if name == TEXT else arrow_type(name)
     if is_list(field.type):
         length = getattr(field.type, "list_size", length)
         made = pa.list_(made, length) if length else pa.large_list(made)
     return pa.field(field.name, made)
+
+
+def _can_cast(kind: Any, wanted: Any) -> bool:
+    pa = load_pyarrow()
+    with contextlib.suppress(pa.ArrowNotImplementedError, pa.ArrowInvalid):
+        cast(pa.nulls(0, pa.large_binary() if name_of(kind) == TEXT else kind), wanted)
+        return True
+    return False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +125,7 @@ class Rows:
     Attributes:
         name: of their file.
         numbers: of each row in the file.
-        batch: `pyarrow.RecordBatch` of them in the types of their tensors.
+        batch: `pyarrow.RecordBatch` of them in the types of their tensors; None where none can be read.
         flaws: by number, what is wrong with some of them, and with others that are not in the batch.
     """
 
@@ -136,32 +135,30 @@ class Rows:
     flaws: dict[int, Flaw]
 
     def whole(self, left_out: list[SkippedExample], *, skip: bool) -> Rows:
-        """The rows without a flaw; the others are listed, or the first of them is an `ExampleLoadError`."""
+        """The rows without a flaw; the others are put into the list, or the first of them is an `ExampleLoadError`."""
         if not self.flaws:
             return self
         if not skip:
             first, more = min(self.flaws), len(self.flaws) - 1
             what, remedy = self.flaws[first]
             others = f", as in {more} more of the {len(self.numbers)} rows read with it" if more else ""
-            raise ExampleLoadError(
-                f"{self.name}, row {first}: {what}{others}. {remedy} (on_error='skip' leaves such rows out and lists "
-                "them.)"
-            )
+            hint = "(on_error='skip' leaves such rows out and lists them.)"
+            raise ExampleLoadError(f"{self.name}, row {first}: {what}{others}. {remedy} {hint}")
         for number, (what, remedy) in sorted(self.flaws.items()):
             left_out.append(SkippedExample(f"{self.name}, row {number}", f"{what}. {remedy}".strip()))
         kept = np.flatnonzero(~np.isin(self.numbers, list(self.flaws)))
-        batch = self.batch.take(load_pyarrow().array(kept))
+        batch = None if self.batch is None else self.batch.take(load_pyarrow().array(kept))
         return Rows(self.name, np.asarray(self.numbers)[kept], batch, {})
 
 
 def decode(
     table: Any, schema: Any, fills: Mapping[str, Any], name: str, numbers: Any, gaps: Sequence[str] | None = None
 ) -> Rows:
-    """The rows of a `pyarrow.Table` (or a batch) in other types.
+    """The rows of a `pyarrow.Table` (or a batch) in the types of a schema.
 
     Args:
-        table: has at least the columns of the schema.
-        schema: `pyarrow.Schema` of what is made of it, as `field_of` has it.
+        table: has at least its columns.
+        schema: as `field_of` has it.
         fills: what stands for missing values, by column.
         name: of the file.
         numbers: of the rows in it.
@@ -197,17 +194,13 @@ class _Decoding:
         values = self.scalars(pa.compute.list_flatten(given))
         rows = np.searchsorted(offsets, list(self.flaws), "right") - 1
         self.flaws = dict(zip(rows.tolist(), self.flaws.values(), strict=True))
-        for row in np.flatnonzero(lengths < 0).tolist():
-            self.flaws[row] = f"{self._called} has no list", "Write an empty list, or one of values."
         length = getattr(self._field.type, "list_size", None)
+        for row in np.flatnonzero((lengths < 0) | (lengths != (length or lengths))).tolist():
+            what = f"has {lengths[row]} values, and {length} in other rows" if lengths[row] >= 0 else "has no list"
+            remedy = "Lists are ragged only if those of the first row group are; an empty one is a list."
+            self.flaws[row] = f"{self._called} {what}", remedy
         if length is None:
             return pa.LargeListArray.from_arrays(offsets, values)
-        for row in np.flatnonzero((lengths != length) & (lengths >= 0)).tolist():
-            what = f"{self._called} has {lengths[row]} values, and {length} in other rows"
-            self.flaws[row] = (
-                what,
-                "Write lists of one length; they are ragged only if those of the first row group are.",
-            )
         places = np.where((lengths == length)[:, None], offsets[:-1, None] + np.arange(length), 0)
         values = values if len(values) else pa.nulls(1, values.type)
         return pa.FixedSizeListArray.from_arrays(values.take(pa.array(places.ravel())), length)
@@ -215,21 +208,22 @@ class _Decoding:
     def scalars(self, given: Any) -> Any:
         """Values of numbers or strings."""
         pa = load_pyarrow()
+        kind = arrow_type(self._name)
         if name_of(given.type) == TEXT:
-            given, words = self._words(as_words(given))
+            given, words = self._words(_as_words(given))
             is_made = words.is_valid().take(given.indices)
             values = words.take(given.indices) if self._name != TEXT else given
         else:
-            made = _cast_each(given, arrow_type(self._name))
-            values, is_made = as_words(made) if self._name == TEXT else made, made.is_valid()
+            made = _cast_each(given, kind)
+            values, is_made = _as_words(made) if self._name == TEXT else made, made.is_valid()
         are_missing, are_null = np.asarray(given.is_null()), ~np.asarray(is_made.fill_null(False))
-        if pa.types.is_floating(values.type):
+        if pa.types.is_floating(kind):
             are_nan = np.isnan(values.to_numpy(zero_copy_only=False)) & ~are_null
             are_missing, are_null = are_missing | are_nan, are_null | are_nan
         if self._fill is not None and are_missing.any():
             are_null = are_null & ~are_missing
             if self._name == TEXT:
-                words = pa.concat_arrays([values.dictionary, pa.array([self._fill.as_py()], pa.large_binary())])
+                words = pa.concat_arrays([values.dictionary, pa.array([self._fill.as_py()], kind)])
                 values = pa.DictionaryArray.from_arrays(values.indices.fill_null(len(words) - 1), words)
             else:
                 values = pa.compute.if_else(pa.array(are_missing), self._fill, values)
@@ -251,9 +245,11 @@ class _Decoding:
         return given, _cast_each(words, arrow_type(self._name))
 
     def _no_value(self) -> Flaw:
-        missing = f"missing={{{self._field.name!r}: " + ('""' if self._name == TEXT else "0")
-        nan = "" if self._name == TEXT else " ('nan' for NaN, in a column of floats)"
-        return f"{self._called} has no value", f"Give {missing}}} to have a value in its place{nan}."
+        value = "''" if self._name == TEXT else "0"
+        remedy = (
+            f"Give missing={{{self._field.name!r}: {value}}} to have a value in its place ('nan' for NaN, of floats)."
+        )
+        return f"{self._called} has no value", remedy
 
     def _other(self, value: Any) -> Flaw:
         if self._name == TEXT:
@@ -263,7 +259,7 @@ class _Decoding:
         return f"{self._called} has {shown(value)}, which is no {self._name}", remedy
 
 
-def as_words(array: Any) -> Any:
+def _as_words(array: Any) -> Any:
     """An array of strings as a dictionary of `large_binary`, whose offsets have room for more than 2 GB."""
     pa = load_pyarrow()
     if not pa.types.is_dictionary(array.type):
@@ -300,9 +296,9 @@ def cast(array: Any, kind: Any) -> Any:
 
 
 def shown(value: Any) -> str:
-    """A value as an error shows it."""
+    """A value as an error shows it: more than its beginning helps nobody."""
     text = repr(value.decode(errors="backslashreplace") if isinstance(value, bytes) else value)
-    return text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + "..."
+    return text if len(text) <= 60 else text[:60] + "..."
 
 
 def held(array: Any) -> Any:
@@ -322,7 +318,7 @@ def held(array: Any) -> Any:
 def joined(columns: list[Any]) -> Any:
     """The rows of several columns one after the other, `held`."""
     if name_of(columns[0].type) == TEXT and not is_ragged(columns[0].type):
-        # Not as one dictionary, which takes longer than it saves.
+        # Not by way of one dictionary, which takes longer than it saves.
         return np.concatenate([held(column) for column in columns])
     return held(load_pyarrow().concat_arrays(columns))
 
