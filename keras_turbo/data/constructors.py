@@ -422,9 +422,12 @@ class Constructors(ResumableDataset):
             delimiter: what stands between fields, default ",". Fields may be in double quotes, and then have line ends.
             column_names: names of all columns, for files without a header. None (default): the first row has them.
             encoding: of the text, default "utf-8".
-            dtypes: dict of columns and types (bool, integers, floats, "string"). Those of other columns are inferred
-                from the first megabyte of each file: integers, numbers, booleans (true, false), else strings. Dates are
-                strings. Where 9 of 10 cells are numbers, the others are errors.
+            max_unpacked_bytes: a packed file that unpacks to more is refused by name. Default: 64 MB and 100 times its
+                size.
+            dtypes: dict of columns and types (bool, integers, floats, "string"). Those of other columns are those that
+                `pyarrow.csv` infers over the whole file: integers, numbers, booleans (true, false), else strings. So
+                one word among numbers makes strings of all; where the type is given, it is an error that names its row.
+                Dates and times are strings.
             missing: as in `from_parquet`, for cells that are empty, "NA", "null" and their like in columns of numbers
                 and booleans. In columns of strings an empty cell is an empty string, unless `missing` names the column.
             **options: as those of `FastDataset`. Rows are in memory where loading them takes at most half of what is

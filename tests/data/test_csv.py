@@ -8,6 +8,7 @@ import gzip
 import os
 import re
 import resource
+import shutil
 import signal
 import time
 import warnings
@@ -21,9 +22,11 @@ import pytest
 import tensorflow as tf
 
 from keras_turbo import FastDataset
+from keras_turbo.data.settings import Settings
 from keras_turbo.data.sources import csv_table
 from keras_turbo.data.sources import tables as table_sources
 from keras_turbo.data.tables import csv_files
+from keras_turbo.data.tables import table as table_module
 from tests.data.epochs import batches_of
 
 N = 300
@@ -356,6 +359,70 @@ def test_a_column_of_another_type_is_no_damage(tmp_path, anywhere):
         ValueError, match="the column 'm' (is of another type: .* values of the first .* are|has 'word 0', which is) no"
     ):
         FastDataset.from_csv(path, dtypes={"m": "float32"}, on_error="skip")
+
+
+# Sizes.
+
+
+def test_what_a_packed_file_may_unpack_to(tmp_path, monkeypatch, anywhere):
+    monkeypatch.setattr(csv_files, "_UNPACKED_BYTES", 10_000)
+    path = tmp_path / "a.csv.gz"
+    path.write_bytes(gzip.compress(b"a,b\n" + b"0,1\n" * 1_000_000))
+    bound = 10_000 + 100 * path.stat().st_size
+    assert bound < 4_000_000
+    with pytest.raises(ValueError, match=r"a.csv.gz: it unpacks to more than .* MB.*larger `max_unpacked_bytes`"):
+        FastDataset.from_csv(path)
+    with pytest.raises(ValueError, match=r"a.csv.gz: it unpacks to more than 1 MB"):
+        FastDataset.from_csv(path, max_unpacked_bytes=1_000_000)
+    if anywhere == "in memory":
+        dataset = FastDataset.from_csv(path, max_unpacked_bytes=5_000_000)
+        assert int(dataset.cardinality()) == 31_250
+    whole = write(tmp_path, "a,b\n1,2\n", "b.csv")
+    with pytest.warns(UserWarning, match="Left out, since it can't be used: .*a.csv.gz: it unpacks to more than"):
+        assert batches_of(FastDataset.from_csv([path, whole], "a", on_error="skip"))[0].tolist() == [1]
+
+
+def test_a_table_that_turns_out_to_be_too_large_is_converted(tables, monkeypatch, tmp_path):
+    # Of text that takes little, and numbers that take more.
+    path = write(tmp_path, "a\n" + "1\n" * 100_000)
+    monkeypatch.setattr(csv_table, "free_memory_bytes", lambda: 1_000_000)
+    dataset = FastDataset.from_csv(path, batch_size=50_000)
+    assert isinstance(dataset._source, table_sources.RowGroupSource)
+    assert [batch["a"].sum() for batch in batches_of(dataset)] == [50_000, 50_000]
+    assert len(list((tmp_path / "cache").rglob("*.parquet"))) == 1
+
+
+def test_copies_leave_half_of_the_disk(tables, small_memory, tmp_path, monkeypatch):
+    monkeypatch.setattr(csv_table.shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(1000, 0, 1000))
+    monkeypatch.setattr(csv_table, "LARGEST_SHARE_OF_FREE", 0.5)
+    monkeypatch.setattr(csv_table, "free_memory_bytes", lambda: 0)
+    with pytest.raises(OSError, match="converted in .*It takes more than half of what is free there.*`cache_dir`"):
+        FastDataset.from_csv(tables)
+    assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+
+
+def test_many_columns(tmp_path):
+    names = [f"c{k}" for k in range(3000)]
+    rows = [",".join(str(k + row) for k in range(3000)) for row in range(3)]
+    path = write(tmp_path, "\n".join([",".join(names), *rows]))
+    request = table_module.Request(None, None, None, None, "raise")
+    start = time.process_time()
+    source, _ = csv_table.csv_source(path, request, csv_files.CsvFormat(",", None, "utf-8", None), Settings())
+    assert time.process_time() - start < 5  # as much for twenty thousand, in which case TensorFlow takes longer
+    assert source.labels_at(np.arange(3)) is None
+    columns, failed = source.load(np.arange(3), None, None)
+    assert not failed
+    assert sorted(column.tolist() for column in columns) == sorted([k, k + 1, k + 2] for k in range(3000))
+
+
+def test_a_pipe_is_refused_by_name(tmp_path):
+    write(tmp_path, "a\n1\n", "b.csv")
+    os.mkfifo(tmp_path / "a.csv")
+    for pattern in (tmp_path, tmp_path / "*.csv", tmp_path / "a.csv"):
+        with pytest.raises((ValueError, OSError), match=r"a\.csv.* pipe"):
+            FastDataset.from_csv(pattern)
+    with pytest.warns(UserWarning, match="Left out, since it can't be used: .*a.csv: .*pipe"):
+        assert FastDataset.from_csv(tmp_path, on_error="skip").element_spec["a"].dtype == tf.int64
 
 
 # Missing values.

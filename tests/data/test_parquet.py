@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import re
 import sys
 import warnings
@@ -19,6 +20,7 @@ import tensorflow as tf
 from keras_turbo import FastDataset
 from keras_turbo.data.engine.failures import ExampleLoadError
 from keras_turbo.data.sources import tables as table_sources
+from keras_turbo.data.tables import parquet_files
 from tests.data.epochs import batches_of, bytes_of
 from tests.data.table_files import check_columns, damage_row_group, numbered, with_times, write_tables
 
@@ -588,6 +590,64 @@ def test_few_row_groups_are_kept(tables):
     in_order = dataset_of(tables, cache=False)
     numbers_of(in_order)
     assert len(in_order._source._kept) <= 3
+
+
+@pytest.mark.parametrize("cache", ["auto", False])
+def test_a_long_word_that_all_rows_have_is_in_memory_once(tmp_path, cache):
+    path = tmp_path / "a.parquet"
+    words = pa.DictionaryArray.from_arrays(np.zeros(200_000, np.int32), ["x" * 20_000])
+    pq.write_table(pa.table({"s": words, "n": np.arange(200_000)}), path)
+    assert path.stat().st_size < 2_000_000  # and 4 GB, if each row had its own
+    pa.default_memory_pool().release_unused()
+    before = pa.total_allocated_bytes()
+    dataset = FastDataset.from_parquet(path, cache=cache, batch_size=4)
+    batch = next(iter(dataset))
+    assert [len(word) for word in batch["s"].numpy()] == [20_000] * 4
+    assert pa.total_allocated_bytes() - before < 20e6
+
+
+def test_strings_that_a_file_does_not_tell_the_size_of_are_bounded(tmp_path, monkeypatch):
+    path = tmp_path / "a.parquet"
+    texts = [f"{'x' * 1000}{k}" for k in range(5000)]
+    options = {"use_dictionary": False, "column_encoding": {"s": "DELTA_BYTE_ARRAY"}}
+    pq.write_table(pa.table({"s": texts}), path, **options)
+    dataset = FastDataset.from_parquet(path, batch_size=5000)
+    assert next(iter(dataset))["s"].numpy().tolist() == [text.encode() for text in texts]
+    monkeypatch.setattr(parquet_files, "free_memory_bytes", lambda: 2_000_000)
+    with pytest.raises(
+        ValueError, match=r"a.parquet, row .*row group 0 takes more than half of the free memory.*columns"
+    ):
+        FastDataset.from_parquet(path)
+
+
+def test_many_equal_rows_in_a_small_file(tmp_path):
+    path = tmp_path / "a.parquet"
+    schema = pa.schema([("n", pa.int64())])
+    with pq.ParquetWriter(path, schema) as writer:
+        for _ in range(20):
+            writer.write_table(pa.table({"n": np.zeros(1_000_000, np.int64)}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(table_sources, "free_memory_bytes", lambda: 100_000_000)
+        patch.setattr(table_sources, "fits_in_memory", lambda num_bytes: num_bytes < 50_000_000)
+        # 160 MB are not half of 100, and three row groups of 8 MB are.
+        assert isinstance(FastDataset.from_parquet(path)._source, table_sources.RowGroupSource)
+        patch.setattr(table_sources, "free_memory_bytes", lambda: 10_000_000)
+        with pytest.raises(
+            ValueError, match=r"row group 0 has 1000000 rows, about 0.01 GB in memory.*smaller row groups"
+        ):
+            FastDataset.from_parquet(path)
+
+
+def test_a_pipe_is_refused_by_name(tmp_path):
+    write_tables(tmp_path, [20])
+    os.mkfifo(tmp_path / "part-1.parquet")
+    (tmp_path / "endless.parquet").symlink_to("/dev/zero")
+    for pattern in (tmp_path, tmp_path / "*.parquet", [tmp_path / "part-0.parquet", tmp_path / "part-1.parquet"]):
+        with pytest.raises((ValueError, OSError), match=r"(part-1|endless)\.parquet.* (pipe|device)"):
+            dataset_of(pattern)
+    with pytest.warns(UserWarning, match="Left out, since it can't be used: .*endless.parquet.* and 1 more"):
+        dataset = dataset_of(tmp_path, on_error="skip")
+    assert flat(numbers_of(dataset)) == list(range(20))
 
 
 # Cases 4 and 5: stores.

@@ -85,10 +85,10 @@ def _source_of(
             # The table itself is in memory now. What map_fn makes of it is kept where it can be.
             return loaded, dataclasses.replace(settings, cache="auto" if must else settings.cache)
         if must:
+            free = tables.COPIES_WHILE_LOADING * most / 1e9
             raise ValueError(
-                f"cache='memory' needs more than the {tables.COPIES_WHILE_LOADING * most / 1e9:.2f} GB that are free to "
-                "load the table. Use cache='auto' to have it converted to Parquet and read a part at a time, or choose "
-                "`columns`."
+                f"cache='memory' needs more than the {free:.2f} GB that are free to load the table. Use cache='auto' to "
+                "have it converted to Parquet and read a part at a time, or choose `columns`."
             )
     with progress_bar("Converting CSV files", len(paths)) as advance:
 

@@ -214,16 +214,8 @@ def source_of_groups(
 ) -> tuple[TableSource, Settings]:
     """The source of a table in row groups, and the settings as they apply to it.
 
-    Args:
-        table: what is known of it.
-        groups: at least one.
-        settings: of which `cache`, `shuffle` and `on_error` count.
-        may_load: whether it may be kept in memory.
-        stacklevel: how far away the caller is who shall see a warning.
-
-    Raises:
-        ExampleLoadError: rows have flaws that are seen when it is built.
-        ValueError: it was asked to be kept in memory and is too large, or a row group is.
+    Raises where rows that are loaded are not in order, and where what is to be in memory is too large. `stacklevel`
+    tells who shall see a warning.
     """
     sizes, read = zip(*(group.num_bytes(table.schema) for group in groups), strict=True)
     needed, free = COPIES_WHILE_LOADING * (sum(sizes) + max(read)), free_memory_bytes()

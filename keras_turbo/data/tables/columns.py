@@ -83,11 +83,8 @@ def spec_of(field: Any) -> tf.TensorSpec:
 def field_of(field: Any, wanted: str | None, length: int | None, path: str) -> Any:
     """The `pyarrow.Field` of what is made of a column of a file, or a ValueError that no tensor can be made of it.
 
-    Args:
-        field: that of the file.
-        wanted: the type that the user gave; None for that of the file, of floats Keras' `floatx`.
-        length: of lists, where it is the same in all rows.
-        path: of the file.
+    `wanted` is the type that the user gave (else it is that of the file, of floats Keras' `floatx`), `length` that of
+    lists, where it is the same in all rows.
     """
     pa = load_pyarrow()
     kind, problem = plain_type(field.type), None
@@ -154,15 +151,10 @@ class Rows:
 def decode(
     table: Any, schema: Any, fills: Mapping[str, Any], name: str, numbers: Any, gaps: Sequence[str] | None = None
 ) -> Rows:
-    """The rows of a `pyarrow.Table` (or a batch) in the types of a schema.
+    """The rows of a `pyarrow.Table` (or a batch) in the types of a schema, which has fields of `field_of`.
 
-    Args:
-        table: has at least its columns.
-        schema: as `field_of` has it.
-        fills: what stands for missing values, by column.
-        name: of the file.
-        numbers: of the rows in it.
-        gaps: of text files: how a missing value of a column of numbers is written.
+    They have these numbers in the file of that name. `fills` has, by column, what stands for missing values; `gaps`,
+    for files of text, how those of a column of numbers are written.
     """
     pa = load_pyarrow()
     columns, flaws = [], {}

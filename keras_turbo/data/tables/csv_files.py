@@ -62,16 +62,10 @@ class CsvFormat:
     def opened(
         self, path: str, types: Mapping[str, Any] | None, on_invalid_row: Any = lambda row: "skip"
     ) -> Iterator[Any]:
-        """Opens a file, as a `pyarrow.csv.CSVStreamingReader`.
+        """Opens a file, as a `pyarrow.csv.CSVStreamingReader` of columns of these types, or of all, of inferred types.
 
-        Args:
-            path: the file; packed ones are recognised by their first bytes.
-            types: of the columns that are wanted; None for all, with types that are inferred from the first block.
-            on_invalid_row: what becomes of a row with another number of fields, as pyarrow has it.
-
-        Raises:
-            ExampleLoadError: it can't be read, or unpacks to more than it may.
-            OtherTypesError: something in it is not of these types, or there is no row.
+        Raises `ExampleLoadError` where it can't be read, and `OtherTypesError` where something is not of these types,
+        or there is nothing at all. `on_invalid_row` is given rows with another number of fields.
         """
         pa = load_pyarrow("from_csv()")
         names = None if self.column_names is None else list(self.column_names)
@@ -199,15 +193,10 @@ def _gaps() -> list[str]:
 
 
 def csv_rows(path: str, form: CsvFormat, parsed: Mapping[str, Any], schema: Any, fills: Any) -> Iterator[Rows]:
-    """The rows of a file, a block at a time.
+    """The rows of a file, a block at a time, as `decode` makes them.
 
-    Args:
-        path: of the file.
-        form: how it is read.
-        parsed: the types of columns that are parsed as such; others are read cell by cell, so that those can be named
-            that are something else.
-        schema: `pyarrow.Schema` of what is made.
-        fills: what stands for missing values, by column.
+    Columns whose types are `parsed` are read as such; others as cells, so that those that are something else can be
+    named.
     """
     pa = load_pyarrow()
     invalid: dict[int, tuple[str, str]] = {}

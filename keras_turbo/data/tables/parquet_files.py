@@ -44,10 +44,7 @@ class TableFile:
 
     @functools.cached_property
     def stored_at(self) -> dict[str, int]:
-        """Of each column the number of the first one that is stored of it: of a list its values, of a struct each part.
-
-        A name may have a dot, as the path of a part has, so that names don't tell.
-        """
+        """By column, the number of the first one stored of it. (Paths of parts can't be told from names with dots.)"""
         begins = itertools.accumulate((_num_stored(field.type) for field in self.schema), initial=0)
         return dict(zip(self.schema.names, begins, strict=False))
 
@@ -161,8 +158,7 @@ def open_file(path: str, name: str | None = None) -> TableFile:
 def common_length(groups: Sequence[RowGroup], name: str, *, skip: bool) -> int | None:
     """How many values all lists of a column have; None where they differ, or it has no lists.
 
-    Those of the first row group tell (with `skip`, of the first that can be read), if what every row group says of the
-    number of its values agrees.
+    Those of the first row group (that can be read) tell, if all agree with it by the number of their values.
     """
     groups = [group for group in groups if is_list(group.file.schema.field(name).type)]
     for group in groups:

@@ -18,17 +18,12 @@ _OF_GROUPS, _OF_ROWS = 1, 2
 class RowGroupOrder(ExampleOrder):
     """An order in which rows that are stored together are visited together.
 
-    Shuffled, an epoch has the row groups in a random order; so many of them in turn are a window, and the rows of each
-    window are shuffled among themselves. So a row group is read once in an epoch. A shard has a contiguous part of the
-    row groups in that order, of as many rows as the other shards (or one more): where it ends within a row group, the
-    next one has the rest of it.
+    Shuffled, an epoch has the row groups (of `group_sizes` rows, in the order of positions) in a random order, and the
+    rows of `window` of them in turn are shuffled among themselves: so a row group is read once. A shard has a
+    contiguous part of that order, of as many rows as the others (or one more).
 
-    All is a pure function of `(seed, epoch, shard)`: permutations are made by sorting what the counter-based generator
-    Philox (Salmon et al. 2011) gives, whose bits NumPy promises to keep.
-
-    Args:
-        group_sizes: rows of each row group, in the order of positions.
-        window: row groups whose rows are shuffled together.
+    Permutations are made by sorting what the counter-based generator Philox (Salmon et al. 2011) gives, whose bits
+    NumPy promises to keep.
     """
 
     group_sizes: tuple[int, ...] = ()

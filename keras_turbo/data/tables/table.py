@@ -132,14 +132,10 @@ class Request:
         length_of: Callable[[str], int | None] | None = None,
         **known: Any,
     ) -> tuple[Table, dict[str, Any]]:
-        """What is known of a table, and of which types its columns are in the files, by name.
+        """What is known of a table of files (as path and schema), and of which types its columns are there, by name.
 
-        Args:
-            files: at least one, as path and `pyarrow.Schema`.
-            parts: of which columns.
-            length_of: gives the number of values in all lists of a column, where it is the same. None: types were
-                inferred, of text. Then integers here and floats there are floats, as is what has no value.
-            **known: the other attributes of the table.
+        `length_of` gives the number of values in all lists of a column, where it is the same. None: types were
+        inferred, of text; then integers here and floats there are floats, as is what has no value.
         """
         pa = load_pyarrow()
         types, widens = self.types, length_of is None
