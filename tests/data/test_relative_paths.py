@@ -81,7 +81,7 @@ def test_the_folder_may_change_before_the_first_epoch(name, folder):
 
 
 def test_a_table_that_is_larger_than_memory(folder, monkeypatch):
-    monkeypatch.setattr(csv_table, "fits_in_memory", lambda num_bytes: False)
+    monkeypatch.setattr(csv_table, "free_memory_bytes", lambda: 0)
     check(lambda: FastDataset.from_csv("tables/*.csv", label="y", cache_dir="kept"), folder)
 
 

@@ -219,7 +219,7 @@ class Epoch:
         target = out if recipe.augment_fn is None else None
         columns: list[Column] | None
         if recipe.store is None:
-            in_place = None if target is None or recipe.map_fn is not None else row_arrays(target)
+            in_place = row_arrays(target) if target is not None and self._loads_in_place else None
             columns, failed = self._loaded(positions, in_place)
         else:
             failed = self._fill(positions)
@@ -243,13 +243,18 @@ class Epoch:
         if not len(missing):
             return {}
         wanted = positions[missing]
-        columns, failed = self._loaded(wanted, store.rows(wanted) if self._recipe.map_fn is None else None)
+        columns, failed = self._loaded(wanted, store.rows(wanted) if self._loads_in_place else None)
         good = np.delete(np.arange(len(wanted)), list(failed))
         if columns is None:
             store.mark(wanted[good])
         else:
             store.put(wanted[good], taken(columns, good))
         return {int(missing[index]): error for index, error in failed.items()}
+
+    @property
+    def _loads_in_place(self) -> bool:
+        """Whether the source is given where each example's arrays lie: not one that gives many at a time."""
+        return self._recipe.map_fn is None and not self._recipe.source.loads_together
 
     def _loaded(self, positions: np.ndarray, in_place: list[list[np.ndarray]] | None) -> _Made:
         """Examples as they leave `map_fn`."""

@@ -73,7 +73,8 @@ class Source(abc.ABC):
         Args:
             positions: int64 vector.
             seeds: int64, shape `(examples, 2)`, for random sources.
-            in_place: for each example the arrays that may take its values.
+            in_place: for each example the arrays that may take its values; None where `loads_together`, since telling
+                them costs more than copying columns.
 
         Returns:
             The columns, or None if the values were written in place; and by index the errors of examples that can't be
