@@ -1,144 +1,371 @@
-"""Writing TFRecord files: from any FastDataset, and from folders of images.
+"""Folders of images -> TFRecord files, in steps that a process which was killed need not repeat.
 
-`python -m keras_turbo convert` is `convert_images` for the command line.
+    OUT/.converting/plan.json              what is converted, and how: a later process goes on only with the same
+    PART/.converting/<shard>.json          how many images a shard has, and what was left out of it
+    PART/<shard>                           appears whole
+    PART/manifest.json                     appears when all shards are there; then `.converting` goes
+
+PART is OUT, or with a validation split OUT/training and OUT/validation. `python -m keras_turbo convert` is
+`convert_images` for the command line.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import pathlib
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from typing import Any, Literal
 
+import numpy as np
+import simplejpeg
 import tensorflow as tf
 
-from keras_turbo.data.conversion.image_conversion import ConversionError, convert_images
-from keras_turbo.data.conversion.rows import element_of, rows_of
-from keras_turbo.data.conversion.shard_file import open_writer, shard_name, target_folder, working_folder
-from keras_turbo.data.fast_dataset import FastDataset
-from keras_turbo.data.records.local_copies import check_compression
-from keras_turbo.data.records.manifest import MANIFEST_NAME, Leaf, Manifest, leaves_of
-from keras_turbo.data.records.shards import WRITING_FOLDER
-from keras_turbo.data.settings import check_count
+from keras_turbo.data.engine.disk_store import digest
+from keras_turbo.data.engine.failures import ON_ERROR, reason_of
+from keras_turbo.data.images import ImageOptions
+from keras_turbo.data.records.manifest import MANIFEST_NAME, Leaf, Manifest, load_manifest, read_json, write_json
+from keras_turbo.data.records.shards import CONVERTING_FOLDER, record_files_in
+from keras_turbo.data.records.writing import serialized, shard_name, target_folder, working_folder, write_tfrecords
+from keras_turbo.data.settings import available_cores, check_count
+from keras_turbo.data.sources.class_folders import has_class_folders, validation_mask
+from keras_turbo.data.sources.files import read_whole
+from keras_turbo.data.sources.image_decoder import ImageDecoder, image_kind
+from keras_turbo.data.sources.image_folder import find_images
 from keras_turbo.progress import progress_bar
 from keras_turbo.storage import paths as storage
-from keras_turbo.storage.schemes import is_remote
+from keras_turbo.storage.schemes import is_remote, resolved
 
 __all__ = ["ConversionError", "convert_images", "write_tfrecords"]
 
+FORMAT_VERSION = 1
 
-def write_tfrecords(
-    dataset: FastDataset,
+PART_NAMES = ("training", "validation")
+"""The folders of a conversion with a split."""
+
+_PLAN_NAME = "plan.json"
+
+# A shard of about this size is read from a network in a second, and a thousand of them are an ImageNet.
+_SHARD_BYTES = 128 << 20
+
+# Images that are encoded before the first of them is written, for each worker: some more than one, since they are not
+# equally large.
+_AHEAD = 16
+
+
+class ConversionError(ValueError):
+    """A file can't be converted; the message begins with its path.
+
+    Args:
+        path: of the file.
+        reason: a sentence.
+        can_be_left_out: whether the option is of help that leaves out such files.
+    """
+
+    def __init__(self, path: str, reason: str, *, can_be_left_out: bool = True) -> None:
+        self.path, self.reason, self.can_be_left_out = path, reason, can_be_left_out
+        super().__init__(self.told("on_error='skip'"))
+
+    def told(self, option: str) -> str:
+        """The message, with the option that leaves out such files as the caller writes it."""
+        text = f"{self.path}: {self.reason}"
+        return f"{text} ({option} leaves such files out.)" if self.can_be_left_out else text
+
+
+def convert_images(
+    directory: str | os.PathLike,
     out: str | os.PathLike,
     *,
-    shards: int = 1,
-    compression: str | None = None,
-) -> Manifest:
-    """Writes one epoch of a dataset to TFRecord files, from which `FastDataset.from_tfrecord(out)` gives it again.
+    shards: int | None = None,
+    image_size: tuple[int, int] | None = None,
+    resize: Literal["stretch", "pad", "crop"] = "stretch",
+    quality: int = 95,
+    workers: int | None = None,
+    validation_split: float | None = None,
+    seed: int = 0,
+    on_error: Literal["raise", "skip"] = "raise",
+) -> dict[str, Manifest]:
+    """Writes the images under a folder to TFRecord files, which `FastDataset.from_tfrecord(out)` reads by itself.
 
-    What comes back is equal to the byte: structure, types, shapes, order and class names. Examples are written as they
-    leave `map_fn` and `augment_fn`, one a record, whatever the batches. They are dealt out to the files in turn, so
-    that files are of equal length, and each is a fair sample.
+    Without `image_size` the bytes of each file are kept as they are. A call that was interrupted, even by a kill, is
+    made again to go on with the shards that are missing.
 
     Example:
 
     ```python
-    prepared = FastDataset(x, y, map_fn=expensive)
-    write_tfrecords(prepared, "prepared", shards=8)
-    train = FastDataset.from_tfrecord("prepared", shuffle=True)
+    convert_images("photos", "records", image_size=(256, 256), validation_split=0.1)
+    train = FastDataset.from_tfrecord("records/training", shuffle=True)
     ```
 
     Args:
-        dataset: a FastDataset. It goes on afterwards where it would have before (`epochs_begun`, `resume_at`).
-        out: folder, made if missing, or `s3://bucket/folder` and its like. Files appear in it when all are written.
-        shards: number of files. Default 1.
-        compression: None (default), "GZIP" or "ZLIB". Compressed files are unpacked once wherever they are read.
+        directory: the folder. Each folder in it is a class; where there is none, images have no labels.
+        out: folder for the files, made if missing; not one inside of `directory`. Both may be `s3://bucket/folder` and
+            its like.
+        shards: number of files, of each part with `validation_split`. Default: such that one has about 128 MB.
+        image_size: (height, width) in pixels: images are decoded, resized, and kept as JPEG. Default None.
+        resize: as in `from_image_folder`.
+        quality: of these JPEGs, 1 to 100. Default 95.
+        workers: images prepared at a time, default one for each core.
+        validation_split: share of the images held out, between 0 and 1: parts "training" and "validation", which
+            become folders in `out`. The same as `from_image_folder` holds out with this seed.
+        seed: of the split. Default 0.
+        on_error: "raise" (default): a file that is no image, or can't be resized, ends the conversion. "skip": it is
+            left out, and listed in the manifest.
 
     Returns:
-        What `manifest.json` in the folder says: files with their numbers of examples, the structure of an element.
+        The manifest of each part; of "all" without `validation_split`.
 
     Raises:
-        TypeError: no FastDataset, or a tensor that can't be written.
-        ValueError: an endless dataset, or an empty one.
-        FileExistsError: the folder has records, or another process is writing there.
-        OSError: the folder can't be written, or the store behind its scheme refuses.
+        FileNotFoundError, NotADirectoryError: no such folder.
+        TypeError, ValueError: an argument that can't be; no images.
+        FileExistsError: `out` holds other records, such as those of a conversion with a split where there is none now,
+            or another process is converting into it.
+        ConversionError: with `on_error="raise"`, with the path and what is wrong.
     """
-    if not isinstance(dataset, FastDataset):
-        raise TypeError(f"`dataset` must be a FastDataset. Received: {type(dataset).__name__}. FastDataset(it) is one.")
-    if shards is None or isinstance(shards, bool):
-        raise TypeError(f"`shards` must be a number of files. Received: {shards!r}.")
-    check_count("shards", shards, "leave it out for 1")
-    check_compression(compression)
-    if int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
-        raise ValueError("An endless dataset can't be written: apply .take() to the tf.data.Dataset that it is of.")
-    folder = target_folder(out)
-    is_batched = dataset.order_settings["batch_size"] is not None
-    element = element_of(dataset.element_spec, is_batched)
-    if storage.exists(storage.join(folder, MANIFEST_NAME)):
-        raise FileExistsError(f"{folder!r} has records already. Give another folder, or remove that one.")
-    with working_folder(folder, WRITING_FOLDER) as working:
-        # Who reads while files appear is told of it.
-        marker = storage.join(folder, WRITING_FOLDER)
-        try:
-            names = [shard_name(index, shards) for index in range(shards)]
-            paths, leaves = [working / name for name in names], leaves_of(element)
-            with _whole_epoch(dataset):
-                counts = _write(dataset, paths, leaves, is_batched, compression)
-            if is_remote(folder):
-                storage.write_whole(storage.join(marker, "begun"), b"")
-            for name in names:
-                storage.put_in_place(str(working / name), storage.join(folder, name))
-            manifest = Manifest(
-                files=dict(zip(names, counts, strict=True)),
-                element=element,
-                compression=compression or "",
-                interleave=shards,
-                class_names=dataset.class_names,
-                label=_label(element),
-                options={"made_by": "write_tfrecords"},
-                skipped=[[example.path, example.reason] for example in dataset.skipped],
+    options = ImageOptions(image_size=image_size, resize=resize)
+    check_count("shards", shards, "None, for files of about 128 MB")
+    check_count("workers", workers, "None, for one for each core")
+    check_count("quality", quality, "leave it out for 95")
+    if quality > 100:
+        raise ValueError(f"`quality` must lie between 1 and 100. Received: {quality}.")
+    if on_error not in ON_ERROR:
+        raise ValueError(f"`on_error` must be 'raise' or 'skip'. Received: on_error={on_error!r}.")
+    if validation_split is not None and (isinstance(validation_split, bool) or not 0 < validation_split < 1):
+        raise ValueError(f"`validation_split` must lie between 0 and 1. Received: {validation_split!r}.")
+    source, target = resolved(directory, "directory"), target_folder(out)
+    if _lies_in(target, source):
+        raise ValueError(
+            f"{target!r} lies in {source!r}, where it would be taken for a class of images. Give a folder outside of "
+            "it."
+        )
+    by_class = has_class_folders(source)
+    found = find_images(source, by_class)
+    statuses = storage.statuses_of(found.paths)
+    held_out = np.zeros(len(found.paths), bool)
+    if validation_split is not None:
+        held_out = validation_mask(len(found.paths), validation_split, seed)
+    masks = {"all": ~held_out} if validation_split is None else {"training": ~held_out, "validation": held_out}
+    parts = {}
+    for name, mask in masks.items():
+        chosen = np.flatnonzero(mask).tolist()
+        if not chosen:
+            raise ValueError(
+                f"validation_split={validation_split} of {len(found.paths)} images leaves none for {name}. Use more "
+                "images or another share."
             )
-            manifest.save(folder)
-        except BaseException:
-            # Behind a scheme files have their final names: those that are there must not be taken for all.
-            if not is_remote(folder):
-                storage.remove_folder(marker)
-            raise
-        storage.remove_folder(marker)
-    return manifest
+        number = shards or math.ceil(sum(statuses[index].size for index in chosen) / _SHARD_BYTES)
+        parts[name] = _Part(
+            folder=target if name == "all" else storage.join(target, name),
+            paths=[found.paths[index] for index in chosen],
+            labels=[found.class_names.index(found.class_of[index]) for index in chosen] if by_class else None,
+            num_shards=max(1, min(number, len(chosen))),
+        )
+    plan = {
+        "version": FORMAT_VERSION,
+        "images": digest(
+            [[storage.relative_to(path, source), *status] for path, status in zip(found.paths, statuses, strict=True)]
+        ),
+        "options": {
+            "image_size": None if image_size is None else list(options.image_size or ()),
+            "resize": resize,
+            "quality": quality,
+            "validation_split": validation_split,
+            "seed": seed,
+            "on_error": on_error,
+        },
+        "shards": {name: part.num_shards for name, part in parts.items()},
+    }
+    if done := _already_done(parts, plan):
+        return done
+    _refuse_other_files(target, parts, plan)
+    converting = storage.join(target, CONVERTING_FOLDER)
+    with working_folder(target, CONVERTING_FOLDER) as working:
+        _begin(converting, plan, target)
+        encode = _encoder(options, quality)
+        with (
+            progress_bar("Converting images", len(found.paths)) as advance,
+            ThreadPoolExecutor(workers or available_cores()) as pool,
+        ):
+            for part in parts.values():
+                _convert_part(part, source, working, pool, encode, on_error, advance)
+        height, width = options.image_size or (None, None)
+        image = Leaf("image", "uint8", (height, width, 3), "image")
+        manifests = {}
+        for name, part in parts.items():
+            accounts = {shard: read_json(part.account_of(shard)) for shard in part.shard_names}
+            manifests[name] = Manifest(
+                files={shard: account["count"] for shard, account in accounts.items()},
+                element=(image, Leaf("label", "int32", (), "int64")) if by_class else image,
+                interleave=part.num_shards,
+                class_names=found.class_names if by_class else None,
+                label="label" if by_class else None,
+                options=plan,
+                skipped=[one for account in accounts.values() for one in account["skipped"]],
+            )
+            if not manifests[name].num_examples:
+                reason = f"none of the {len(part.paths)} files could be converted."
+                raise ConversionError(part.paths[0], reason, can_be_left_out=False)
+        for name, part in parts.items():
+            manifests[name].save(part.folder)
+            if part.folder != target:
+                storage.remove_folder(storage.join(part.folder, CONVERTING_FOLDER))
+        storage.remove_folder(converting)
+    return manifests
 
 
-@contextmanager
-def _whole_epoch(dataset: FastDataset) -> Iterator[None]:
-    """Has the next epoch read from its beginning, and puts the dataset back to where training would have gone on."""
-    epoch, batch = dataset.position
-    dataset.epochs_begun = epoch
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """The images of one folder of shards."""
+
+    folder: str
+    paths: list[str]
+    labels: list[int] | None
+    num_shards: int
+
+    @property
+    def shard_names(self) -> list[str]:
+        return [shard_name(index, self.num_shards) for index in range(self.num_shards)]
+
+    def account_of(self, shard: str) -> str:
+        """The file that says what is in a shard."""
+        return storage.join(self.folder, CONVERTING_FOLDER, f"{shard}.json")
+
+
+def _lies_in(target: str, source: str) -> bool:
+    if is_remote(target) or is_remote(source):
+        return f"{target}/".startswith(f"{source.rstrip('/')}/")
+    return os.path.exists(source) and pathlib.Path(target).resolve().is_relative_to(pathlib.Path(source).resolve())
+
+
+def _encoder(options: ImageOptions, quality: int) -> Callable[[str], bytes]:
+    """Of a path, the bytes to be kept."""
+    decoder = ImageDecoder(options)
+
+    def encode(path: str) -> bytes:
+        data = read_whole(path)
+        if image_kind(data) is None:
+            raise ValueError("it is empty." if not data else "its first bytes are those of no image that can be read.")
+        if options.image_size is None:
+            return data
+        return simplejpeg.encode_jpeg(decoder.decode(data, None, None), quality=quality, colorsubsampling="420")
+
+    return encode
+
+
+def _convert_part(
+    part: _Part,
+    source: str,
+    working: pathlib.Path,
+    pool: Executor,
+    encode: Callable[[str], bytes],
+    on_error: str,
+    advance: Callable[[int], None],
+) -> None:
+    def result(number: int) -> bytes | Exception:
+        try:
+            return encode(part.paths[number])
+        except Exception as error:  # one file's fault is told with its path, or listed
+            return error
+
+    storage.make_folder(storage.join(part.folder, CONVERTING_FOLDER))
+    ahead = _AHEAD * available_cores()
+    for index, name in enumerate(part.shard_names):
+        # Dealt out in turn: shards are of equal length, and each has its share of every class.
+        chosen = range(index, len(part.paths), part.num_shards)
+        if storage.exists(part.account_of(name)) and storage.exists(storage.join(part.folder, name)):
+            advance(len(chosen))
+            continue
+        skipped = []
+        with tf.io.TFRecordWriter(str(working / name)) as writer:
+            for begin in range(0, len(chosen), ahead):
+                some = chosen[begin : begin + ahead]
+                for number, image in zip(some, pool.map(result, some), strict=True):
+                    advance(1)
+                    relative = storage.relative_to(part.paths[number], source)
+                    if isinstance(image, Exception):
+                        if on_error == "raise":
+                            raise ConversionError(part.paths[number], reason_of(image)) from image
+                        skipped.append([relative, reason_of(image)])
+                        continue
+                    features = {
+                        "image": tf.train.Feature(bytes_list=tf.train.BytesList(value=[image])),
+                        "filename": tf.train.Feature(bytes_list=tf.train.BytesList(value=[os.fsencode(relative)])),
+                    }
+                    if part.labels is not None:
+                        label = tf.train.Int64List(value=[part.labels[number]])
+                        features["label"] = tf.train.Feature(int64_list=label)
+                    writer.write(serialized(features))
+        # The account last: a shard without one would be made again.
+        storage.put_in_place(str(working / name), storage.join(part.folder, name))
+        write_json(part.account_of(name), {"count": len(chosen) - len(skipped), "skipped": skipped})
+
+
+def _already_done(parts: dict[str, _Part], plan: dict[str, Any]) -> dict[str, Manifest] | None:
+    """The manifests, if just this has been converted there before."""
+    done = {}
+    for name, part in parts.items():
+        manifest = load_manifest(part.folder)
+        if manifest is None or manifest.options != plan or manifest.files.keys() - storage.names_in(part.folder):
+            return None
+        done[name] = manifest
+    return done
+
+
+def _refuse_other_files(target: str, parts: dict[str, _Part], plan: dict[str, Any]) -> None:
+    """Sees to it that nothing is in the way: records of others, and those of a conversion with another split.
+
+    Raises:
+        FileExistsError: something is, with what to do.
+    """
+    is_begun = storage.exists(storage.join(target, CONVERTING_FOLDER, _PLAN_NAME))
+    folders = [part.folder for part in parts.values()]
+    for folder in [target, *(storage.join(target, name) for name in PART_NAMES)]:
+        if folder in folders and is_begun:
+            continue  # which conversion it is, its plan tells
+        manifest = load_manifest(folder)
+        if folder in folders and manifest is not None and manifest.options == plan:
+            continue
+        found = [MANIFEST_NAME] if manifest is not None else record_files_in(folder)
+        if not found:
+            continue
+        if folder in folders:
+            what = "records of other images, or made with other options"
+            remedy = "Give another folder, or remove that one."
+        elif "all" not in parts:
+            what = "records that are not split"
+            remedy = (
+                f"Those of a split would lie in the folders {' and '.join(PART_NAMES)} beside them. Give another folder, "
+                "or remove these records."
+            )
+        else:
+            what = "records of a conversion with a split"
+            remedy = (
+                "Those of one without would lie beside that folder. Give another folder, give the split again, or remove "
+                f"the folders {' and '.join(PART_NAMES)}."
+            )
+        raise FileExistsError(f"{folder!r} holds {what} ({found[0]!r} among them). {remedy}")
+
+
+def _begin(converting: str, plan: dict[str, Any], target: str) -> None:
+    """Takes up a conversion that was begun, or begins one.
+
+    Raises:
+        FileExistsError: what was begun is another one.
+    """
+    path = storage.join(converting, _PLAN_NAME)
     try:
-        yield
-    finally:
-        dataset.resume_at(epoch, batch)
-
-
-def _write(
-    dataset: FastDataset, paths: list[pathlib.Path], leaves: list[Leaf], is_batched: bool, compression: str | None
-) -> list[int]:
-    """Deals the examples of one epoch out to files, and gives the number in each."""
-    written = 0
-    with ExitStack() as stack:
-        writers = [stack.enter_context(open_writer(path, compression or "")) for path in paths]
-        advance = stack.enter_context(progress_bar("Writing TFRecords", max(0, int(dataset.cardinality()))))
-        for element in dataset:
-            for row in rows_of(element, leaves, is_batched):
-                writers[written % len(writers)].write(row)
-                written += 1
-            advance(1)
-    if not written:
-        raise ValueError("The dataset gave no example, so that there is nothing to write.")
-    return [math.ceil((written - index) / len(paths)) for index in range(len(paths))]
-
-
-def _label(element: Any) -> str | None:
-    y = element[1] if isinstance(element, tuple) and len(element) > 1 else None
-    return y.feature if isinstance(y, Leaf) else None
+        begun = read_json(path)
+    except (FileNotFoundError, ValueError):
+        write_json(path, plan)
+        return
+    if begun == plan:
+        return
+    what = "of other images, or they have changed"
+    if isinstance(begun, dict) and begun.get("images") == plan["images"]:
+        what = f"with other options ({begun.get('options')}, shards: {begun.get('shards')})"
+    raise FileExistsError(
+        f"A conversion into {target!r} was begun {what}. "
+        "Run it again as it was begun, give another folder, or remove that one."
+    )

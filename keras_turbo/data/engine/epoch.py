@@ -204,7 +204,8 @@ class Epoch:
         target = out if recipe.augment_fn is None else None
         columns: list[Column] | None
         if recipe.store is None:
-            in_place = None if target is None or recipe.map_fn is not None else row_arrays(target)
+            is_wanted = target is not None and recipe.map_fn is None and recipe.source.writes_in_place
+            in_place = row_arrays(target) if is_wanted else None
             columns, failed = self._loaded(positions, in_place)
         else:
             failed = self._fill(positions)
@@ -228,7 +229,8 @@ class Epoch:
         if not len(missing):
             return {}
         wanted = positions[missing]
-        columns, failed = self._loaded(wanted, store.rows(wanted) if self._recipe.map_fn is None else None)
+        is_wanted = self._recipe.map_fn is None and self._recipe.source.writes_in_place
+        columns, failed = self._loaded(wanted, store.rows(wanted) if is_wanted else None)
         good = np.delete(np.arange(len(wanted)), list(failed))
         if columns is None:
             store.mark(wanted[good])

@@ -172,21 +172,28 @@ def read_whole(path: str) -> bytes:
     """
     if is_remote(path):
         return storage.read_bytes(path)
-    # Opening a pipe waits for who writes to it, but for this flag, which means nothing to files.
-    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    file = open_regular(path)
     try:
-        status = os.fstat(file)
-        if not stat.S_ISREG(status.st_mode):
-            raise ValueError("it is no regular file, but a pipe, a device, a socket or a folder.")
-        data = os.read(file, status.st_size + 1)
-        while len(data) < status.st_size:
-            more = os.read(file, status.st_size - len(data))
+        size = os.fstat(file).st_size
+        data = os.read(file, size + 1)
+        while len(data) < size:
+            more = os.read(file, size - len(data))
             if not more:
                 break
             data += more
         return data
     finally:
         os.close(file)
+
+
+def open_regular(path: str) -> int:
+    """A descriptor for reading a file of this machine; raises as `read_whole`."""
+    # Opening a pipe waits for who writes to it, but for this flag, which means nothing to files.
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if stat.S_ISREG(os.fstat(file).st_mode):
+        return file
+    os.close(file)
+    raise ValueError("it is no regular file, but a pipe, a device, a socket or a folder.")
 
 
 def files_source(
