@@ -71,7 +71,7 @@ def test_a_first_run_that_fails_leaves_nothing(tmp_path, monkeypatch):
 
 
 def test_what_a_killed_run_left_is_removed_later(tmp_path):
-    old, new = tmp_path / ".digits-old", tmp_path / ".digits-new"
+    old, new = tmp_path / ".writing-old", tmp_path / ".writing-new"
     for folder in (old, new):
         (folder / "0").mkdir(parents=True)
     os.utime(old, (time.time() - 7200,) * 2)

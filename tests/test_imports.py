@@ -13,6 +13,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "keras_turbo"
 
+BASE = {"progress", "wording", "files", "machine"}
 FOUNDATIONS = {"data", "layers", "precision", "distribution", "checkpoint", "devices", "execution"}
 CALLBACKS = FOUNDATIONS | {"callbacks"}
 AUDIT = CALLBACKS | {"auditing"}
@@ -23,24 +24,25 @@ MAY_IMPORT = {
     # How values are told in messages; neither does this.
     "wording": set(),
     # Files by their paths, behind a scheme too; it imports nothing of ours.
-    "storage": set(),
-    # Facts about the machine are of use to everybody; devices imports nothing of ours either.
-    **{part: {"progress", "wording", "devices", "storage"} for part in FOUNDATIONS},
-    "devices": {"progress", "wording"},
+    "files": set(),
+    # What this machine has for this process; it imports nothing of ours either.
+    "machine": set(),
+    **{part: {"devices", *BASE} for part in FOUNDATIONS},
+    "devices": BASE,
     # A head is swapped for a safe one; layers import nothing of ours.
-    "precision": {"progress", "wording", "devices", "layers"},
-    "callbacks": {"wording", *FOUNDATIONS},
-    "auditing": {"progress", *CALLBACKS},
+    "precision": {"layers", *BASE},
+    "callbacks": {*BASE, *FOUNDATIONS},
+    "auditing": {*BASE, *CALLBACKS},
     "": AUDIT,
-    "demo": {"", "progress", *AUDIT},
+    "demo": {"", *BASE, *AUDIT},
     # Looks at the machine; what it says of keras_turbo's own parts are words.
     # It reads the cluster's variables as distribute() does.
-    "doctor": {"progress", "wording", "devices", "distribution"},
+    "doctor": {"devices", "distribution", *BASE},
     "cli": {"", "demo", "doctor", *AUDIT},
     "__main__": {"cli"},
 }
 # The GPU's counters must be readable where no TensorFlow is.
-MAY_NOT_IMPORT = {"devices": {"tensorflow", "keras", "tf_keras"}}
+MAY_NOT_IMPORT = {part: {"tensorflow", "keras", "tf_keras"} for part in ("devices", "machine")}
 IMPORTING_FUNCTIONS = {"importlib.import_module", "import_module", "__import__"}
 
 
@@ -107,7 +109,7 @@ def test_imports_point_one_way(path):
         ("keras_turbo.data.images", "if TYPE_CHECKING:\n    import keras_turbo.auditing"),
         ("keras_turbo.data.images", "importlib.import_module('keras_turbo.cli')"),
         ("keras_turbo.layers.head", "from keras_turbo.precision import policy"),
-        ("keras_turbo.devices.hardware", "from keras_turbo.precision import policy"),
+        ("keras_turbo.machine", "from keras_turbo.precision import policy"),
         ("keras_turbo.precision.safe", "from keras_turbo.execution import tune"),
         ("keras_turbo.execution.tune", "from keras_turbo.data import input_wait"),
         ("keras_turbo.checkpoint.writer", "from keras_turbo.callbacks import AsyncCheckpoint"),
@@ -151,7 +153,7 @@ def test_relative_imports_of_a_package_start_at_itself(module, source):
         ("keras_turbo.cli", "import keras_turbo as kt\nfrom keras_turbo import FastDataset, audit\nfrom . import demo"),
         ("keras_turbo.__main__", "from keras_turbo.cli import main"),
         ("keras_turbo.precision.safe", "from keras_turbo.layers import MixedPrecisionSafeHead"),
-        ("keras_turbo.precision.policy", "from keras_turbo.devices.hardware import this_cpu"),
+        ("keras_turbo.precision.policy", "from keras_turbo.machine import cpu_features"),
         ("keras_turbo.devices.nvml", "import pynvml, tensorflow_io"),
     ],
 )
@@ -165,7 +167,8 @@ IMPORT_AND_COMPARE = """
     import tensorflow as tf
     import keras
 
-    optional = {"sklearn", "rich", "PIL", "psutil", "pynvml", "tensorboard", "tensorflow_io", "pyarrow"}
+    optional = {"sklearn", "rich", "PIL", "psutil", "pynvml", "tensorboard"}
+    optional |= {"tensorflow_io", "pyarrow", "fsspec", "s3fs"}
 
     def state():
         return {

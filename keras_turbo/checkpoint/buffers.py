@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_turbo.devices.free_memory import free_memory_bytes
+from keras_turbo.machine import free_memory_bytes
 
 # Memory that may never be needed is allocated in advance where it takes no more than this part of what is free.
 _PART_OF_FREE = 0.5

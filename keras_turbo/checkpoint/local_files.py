@@ -13,7 +13,7 @@ from typing import Any
 
 from keras_turbo.checkpoint.checksums import Checksum
 from keras_turbo.checkpoint.training_state import FileRecord
-from keras_turbo.storage.retrying import TRANSIENT_READING, retried
+from keras_turbo.files import TRANSIENT_READING, retried
 
 # One turn of checksum, rate limit and write: what was just read for the checksum is still in the processor's cache when
 # it is written (1 MiB fits most second-level caches), and a thread that waits for Python's lock waits a millisecond.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Union
 
 from keras_turbo.checkpoint.local_files import LocalFiles
-from keras_turbo.storage.schemes import is_remote, resolved
+from keras_turbo.files import is_remote, resolved
 
 if TYPE_CHECKING:
     from keras_turbo.checkpoint.remote_files import RemoteFiles

@@ -13,7 +13,7 @@ from keras_turbo.checkpoint.checksums import ALGORITHM, checksum_of
 from keras_turbo.checkpoint.location import Directory, Location, locate
 from keras_turbo.checkpoint.names import EXTRA, MARKER, SHARDED_WEIGHTS, STATE, WEIGHTS
 from keras_turbo.checkpoint.training_state import FORMAT_VERSION, NewerFormatError, TrainingState
-from keras_turbo.storage.retrying import TRANSIENT_READING, retried
+from keras_turbo.files import TRANSIENT_READING, retried
 
 
 @dataclass(frozen=True)

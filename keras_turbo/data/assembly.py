@@ -18,7 +18,7 @@ from keras_turbo.data.engine.order import EpochCounter, ExampleOrder
 from keras_turbo.data.engine.recipe import Recipe
 from keras_turbo.data.engine.store import ExampleStore, fits_in_memory, memory_store, why_not_storable
 from keras_turbo.data.fingerprint import function_fingerprint
-from keras_turbo.data.functions import ElementFunction, PythonFunction, RandomFunction, RowFunction
+from keras_turbo.data.functions import ElementFunction, RandomFunction, RowFunction
 from keras_turbo.data.settings import Settings
 from keras_turbo.data.sources.arrays import ArraySource
 from keras_turbo.data.sources.sequences import SequenceSource
@@ -32,7 +32,7 @@ from keras_turbo.data.sources.streams import (
     read_into_memory,
 )
 from keras_turbo.data.streams import stream_dataset
-from keras_turbo.devices.free_memory import free_memory_bytes
+from keras_turbo.machine import free_memory_bytes
 
 
 def input_of(x: Any, y: Any, sample_weight: Any, settings: Settings) -> Source | Stream:
@@ -114,13 +114,7 @@ class Functions:
 
 def assemble_stream(stream: Stream, settings: Settings, counter: EpochCounter) -> tf.data.Dataset:
     """The dataset of a stream that is not kept."""
-    check_buckets(stream, settings)
-    if settings.on_error == "skip":
-        raise ValueError(
-            f"on_error='skip' needs examples that can be loaded one by one, and {stream.is_called} can only be "
-            "read from its beginning. Catch errors in it (a tf.data.Dataset has .ignore_errors()), or build the "
-            "FastDataset from files."
-        )
+    _check_stream(stream, settings)
     if settings.shuffle:
         stream.warn_of_buffered_shuffle()
     functions = Functions.of(settings)
@@ -130,13 +124,23 @@ def assemble_stream(stream: Stream, settings: Settings, counter: EpochCounter) -
     return dataset
 
 
+def _check_stream(stream: Stream, settings: Settings) -> None:
+    check_buckets(stream, settings)
+    if settings.on_error == "skip":
+        raise ValueError(
+            f"on_error='skip' needs examples that can be loaded one by one, and a {stream.kind} can only be "
+            "read from its beginning. Catch errors in it (a tf.data.Dataset has .ignore_errors()), or build the "
+            "FastDataset from files."
+        )
+
+
 def assemble_stored(stream: Stream, settings: Settings, counter: EpochCounter) -> Recipe:
     """The recipe of a stream that is read once, into a store."""
-    check_buckets(stream, settings)
+    _check_stream(stream, settings)
     functions = Functions.of(settings)
     if stream.number == tf.data.INFINITE_CARDINALITY:
         raise ValueError(
-            f"cache={settings.cache!r} keeps all examples, and {stream.is_called} has infinitely many. Use cache=False."
+            f"cache={settings.cache!r} keeps all examples, and a {stream.kind} has infinitely many. Use cache=False."
         )
     seed = settings.settled_seed
     map_element = functions.map_fn or (lambda element: element)
@@ -150,7 +154,7 @@ def assemble_stored(stream: Stream, settings: Settings, counter: EpochCounter) -
         store = read_into_memory(stream, kept, map_element, seed)
         source, number = StoredStream(stream, len(store)), len(store)
     else:
-        number = count_elements(stream, seed) if stream.number < 0 else stream.number
+        number = stream.number if stream.number >= 0 else count_elements(stream, seed)
         source = StoredStream(stream, number)
         store = choose_store(settings, source, map_fn)
     recipe = make_recipe(source, settings, counter, store=store, functions=functions)

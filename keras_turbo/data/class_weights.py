@@ -10,8 +10,8 @@ import keras
 import tensorflow as tf
 
 from keras_turbo.data.device_prefetch import device_iterator
-from keras_turbo.data.resuming import ResumableDataset
 from keras_turbo.data.engine.node import VariantDataset
+from keras_turbo.data.resuming import ResumableDataset
 
 
 def weights_classes(map_func: Callable) -> bool:

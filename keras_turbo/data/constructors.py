@@ -12,6 +12,7 @@ import tensorflow as tf
 from keras_turbo.data.images import IMAGE_OPTIONS, MOST_PIXELS, ImageOptions, RandomResizedCrop, require_batchable
 from keras_turbo.data.resuming import ResumableDataset
 from keras_turbo.data.settings import Settings
+from keras_turbo.data.sources.audio import MOST_SAMPLES, AudioOptions, audio_folder_sources
 from keras_turbo.data.sources.class_folders import Subset
 from keras_turbo.data.sources.files import files_source
 from keras_turbo.data.sources.image_folder import image_folder_sources
@@ -136,6 +137,7 @@ class Constructors(ResumableDataset):
         length_samples: int | None = None,
         align: Literal["start", "center", "end"] = "start",
         channels: int = 1,
+        max_samples: int = MOST_SAMPLES,
         labels: Literal["inferred"] | Sequence[Any] | Callable[[str], Any] | None = "inferred",
         label_mode: Literal["int", "categorical", "binary", "raw"] | None = "int",
         class_names: Sequence[str] | None = None,
@@ -145,8 +147,8 @@ class Constructors(ResumableDataset):
     ) -> Any:
         """Audio files under a folder, with labels from the folders they are in.
 
-        Files are recognised by content: WAV (PCM of 8, 16, 24 or 32 bits, floats) everywhere; FLAC, Ogg Vorbis and MP3
-        where tensorflow-io loads. Whatever a file's own rate, the model gets `sample_rate`.
+        Files are recognised by content: WAV, FLAC, Ogg, MP3 and AIFF. Whatever a file's own rate, the model gets
+        `sample_rate`. Needs `soundfile` and `soxr` but for WAV of 16 bits or floats at that rate.
 
         Example:
 
@@ -159,13 +161,14 @@ class Constructors(ResumableDataset):
         Args:
             directory: the folder, on this machine or `s3://bucket/folder` and its like. With inferred labels, each
                 folder in it is a class.
-            sample_rate: in Hz. Files of another rate are resampled, by a windowed sinc with 80 dB of attenuation.
+            sample_rate: in Hz. Files of another rate are resampled, by soxr.
             length_seconds: length of each example. A longer file is cropped, a shorter one padded with silence. Default
                 None: each file's own, with `batch_size=None`.
             length_samples: the same in samples, in its place.
             align: which part of a longer file is kept, and where a shorter one stands: "start" (default), "center" or
                 "end". To crop at random, give a longer length here and crop in `augment_fn`.
             channels: 1 (default): the mean of a file's channels. Another number: each file must have it.
+            max_samples: a file that declares more, over all channels, is refused by name. Default 67,108,864.
             labels: as in `from_image_folder`; this one and those below.
             label_mode: "int" (default), "categorical", "binary", "raw", or None.
             class_names: classes in the order of their numbers.
@@ -179,12 +182,11 @@ class Constructors(ResumableDataset):
 
         Raises:
             FileNotFoundError, NotADirectoryError: no such folder.
-            TypeError, ValueError: an argument that can't be; a folder without audio files; files that can't be decoded
-                here, with what brings their decoder.
+            TypeError, ValueError: an argument that can't be; a folder without audio files.
         """
         settings = Settings.of(options, "from_audio_folder")
-        audio = AudioOptions(sample_rate, length_samples, length_seconds, align, channels)
-        require_length(audio, settings.batch_size)
+        audio = AudioOptions(sample_rate, length_samples, length_seconds, align, channels, max_samples)
+        audio.require_batchable(settings.batch_size)
         sources, names = audio_folder_sources(
             directory,
             audio,

@@ -23,20 +23,20 @@ import numpy as np
 import simplejpeg
 import tensorflow as tf
 
+from keras_turbo import files as storage
 from keras_turbo.data.engine.disk_store import digest
 from keras_turbo.data.engine.failures import ON_ERROR, reason_of
 from keras_turbo.data.images import ImageOptions
 from keras_turbo.data.records.manifest import MANIFEST_NAME, Leaf, Manifest, load_manifest, read_json, write_json
 from keras_turbo.data.records.shards import CONVERTING_FOLDER, record_files_in
-from keras_turbo.data.records.writing import serialized, shard_name, target_folder, working_folder, write_tfrecords
+from keras_turbo.data.records.writing import only_writer, shard_name, target_folder, write_tfrecords
 from keras_turbo.data.settings import available_cores, check_count
 from keras_turbo.data.sources.class_folders import has_class_folders, validation_mask
-from keras_turbo.data.sources.files import read_whole
+from keras_turbo.data.sources.files import statuses_of
 from keras_turbo.data.sources.image_decoder import ImageDecoder, image_kind
 from keras_turbo.data.sources.image_folder import find_images
+from keras_turbo.files import is_remote, resolved
 from keras_turbo.progress import progress_bar
-from keras_turbo.storage import paths as storage
-from keras_turbo.storage.schemes import is_remote, resolved
 
 __all__ = ["ConversionError", "convert_images", "write_tfrecords"]
 
@@ -142,7 +142,7 @@ def convert_images(
         )
     by_class = has_class_folders(source)
     found = find_images(source, by_class)
-    statuses = storage.statuses_of(found.paths)
+    statuses = statuses_of(found.paths)
     held_out = np.zeros(len(found.paths), bool)
     if validation_split is not None:
         held_out = validation_mask(len(found.paths), validation_split, seed)
@@ -179,17 +179,16 @@ def convert_images(
     }
     if done := _already_done(parts, plan):
         return done
-    _refuse_other_files(target, parts, plan)
-    converting = storage.join(target, CONVERTING_FOLDER)
-    with working_folder(target, CONVERTING_FOLDER) as working:
-        _begin(converting, plan, target)
+    _require_free(target, parts, plan)
+    with only_writer(target, CONVERTING_FOLDER):
+        _begin(target, plan)
         encode = _encoder(options, quality)
         with (
             progress_bar("Converting images", len(found.paths)) as advance,
             ThreadPoolExecutor(workers or available_cores()) as pool,
         ):
             for part in parts.values():
-                _convert_part(part, source, working, pool, encode, on_error, advance)
+                _convert_part(part, source, pool, encode, on_error, advance)
         height, width = options.image_size or (None, None)
         image = Leaf("image", "uint8", (height, width, 3), "image")
         manifests = {}
@@ -211,7 +210,7 @@ def convert_images(
             manifests[name].save(part.folder)
             if part.folder != target:
                 storage.remove_folder(storage.join(part.folder, CONVERTING_FOLDER))
-        storage.remove_folder(converting)
+        storage.remove_folder(storage.join(target, CONVERTING_FOLDER))
     return manifests
 
 
@@ -244,7 +243,7 @@ def _encoder(options: ImageOptions, quality: int) -> Callable[[str], bytes]:
     decoder = ImageDecoder(options)
 
     def encode(path: str) -> bytes:
-        data = read_whole(path)
+        data = storage.read_bytes(path)
         if image_kind(data) is None:
             raise ValueError("it is empty." if not data else "its first bytes are those of no image that can be read.")
         if options.image_size is None:
@@ -257,7 +256,6 @@ def _encoder(options: ImageOptions, quality: int) -> Callable[[str], bytes]:
 def _convert_part(
     part: _Part,
     source: str,
-    working: pathlib.Path,
     pool: Executor,
     encode: Callable[[str], bytes],
     on_error: str,
@@ -278,7 +276,7 @@ def _convert_part(
             advance(len(chosen))
             continue
         skipped = []
-        with tf.io.TFRecordWriter(str(working / name)) as writer:
+        with storage.writing(storage.join(part.folder, name)) as file, tf.io.TFRecordWriter(file.name) as writer:
             for begin in range(0, len(chosen), ahead):
                 some = chosen[begin : begin + ahead]
                 for number, image in zip(some, pool.map(result, some), strict=True):
@@ -289,16 +287,14 @@ def _convert_part(
                             raise ConversionError(part.paths[number], reason_of(image)) from image
                         skipped.append([relative, reason_of(image)])
                         continue
-                    features = {
-                        "image": tf.train.Feature(bytes_list=tf.train.BytesList(value=[image])),
-                        "filename": tf.train.Feature(bytes_list=tf.train.BytesList(value=[os.fsencode(relative)])),
-                    }
+                    example = tf.train.Example()
+                    features = example.features.feature
+                    features["image"].bytes_list.value.append(image)
+                    features["filename"].bytes_list.value.append(os.fsencode(relative))
                     if part.labels is not None:
-                        label = tf.train.Int64List(value=[part.labels[number]])
-                        features["label"] = tf.train.Feature(int64_list=label)
-                    writer.write(serialized(features))
+                        features["label"].int64_list.value.append(part.labels[number])
+                    writer.write(example.SerializeToString(deterministic=True))
         # The account last: a shard without one would be made again.
-        storage.put_in_place(str(working / name), storage.join(part.folder, name))
         write_json(part.account_of(name), {"count": len(chosen) - len(skipped), "skipped": skipped})
 
 
@@ -313,48 +309,26 @@ def _already_done(parts: dict[str, _Part], plan: dict[str, Any]) -> dict[str, Ma
     return done
 
 
-def _refuse_other_files(target: str, parts: dict[str, _Part], plan: dict[str, Any]) -> None:
-    """Sees to it that nothing is in the way: records of others, and those of a conversion with another split.
-
-    Raises:
-        FileExistsError: something is, with what to do.
-    """
+def _require_free(target: str, parts: dict[str, _Part], plan: dict[str, Any]) -> None:
+    """Raises FileExistsError where there are records of others, or of a conversion with another split."""
     is_begun = storage.exists(storage.join(target, CONVERTING_FOLDER, _PLAN_NAME))
-    folders = [part.folder for part in parts.values()]
+    own = [part.folder for part in parts.values()]
     for folder in [target, *(storage.join(target, name) for name in PART_NAMES)]:
-        if folder in folders and is_begun:
-            continue  # which conversion it is, its plan tells
         manifest = load_manifest(folder)
-        if folder in folders and manifest is not None and manifest.options == plan:
+        found = record_files_in(folder) if manifest is None else [MANIFEST_NAME]
+        # Which conversion one that was begun is, its plan tells.
+        if not found or (folder in own and (is_begun or (manifest is not None and manifest.options == plan))):
             continue
-        found = [MANIFEST_NAME] if manifest is not None else record_files_in(folder)
-        if not found:
-            continue
-        if folder in folders:
-            what = "records of other images, or made with other options"
-            remedy = "Give another folder, or remove that one."
-        elif "all" not in parts:
-            what = "records that are not split"
-            remedy = (
-                f"Those of a split would lie in the folders {' and '.join(PART_NAMES)} beside them. Give another folder, "
-                "or remove these records."
-            )
-        else:
-            what = "records of a conversion with a split"
-            remedy = (
-                "Those of one without would lie beside that folder. Give another folder, give the split again, or remove "
-                f"the folders {' and '.join(PART_NAMES)}."
-            )
-        raise FileExistsError(f"{folder!r} holds {what} ({found[0]!r} among them). {remedy}")
+        what, remedy = "of other images, or made with other options", "Give another folder, or remove that one."
+        if folder not in own:
+            what = "of a conversion with a split" if "all" in parts else "that are not split"
+            remedy = f"Give another folder, {'give the split again' if 'all' in parts else 'no split'}, or remove them."
+        raise FileExistsError(f"{folder!r} holds records {what} ({found[0]!r} among them). {remedy}")
 
 
-def _begin(converting: str, plan: dict[str, Any], target: str) -> None:
-    """Takes up a conversion that was begun, or begins one.
-
-    Raises:
-        FileExistsError: what was begun is another one.
-    """
-    path = storage.join(converting, _PLAN_NAME)
+def _begin(target: str, plan: dict[str, Any]) -> None:
+    """Takes up a conversion that was begun, or begins one; raises FileExistsError if what was begun is another one."""
+    path = storage.join(target, CONVERTING_FOLDER, _PLAN_NAME)
     try:
         begun = read_json(path)
     except (FileNotFoundError, ValueError):
@@ -366,6 +340,6 @@ def _begin(converting: str, plan: dict[str, Any], target: str) -> None:
     if isinstance(begun, dict) and begun.get("images") == plan["images"]:
         what = f"with other options ({begun.get('options')}, shards: {begun.get('shards')})"
     raise FileExistsError(
-        f"A conversion into {target!r} was begun {what}. "
-        "Run it again as it was begun, give another folder, or remove that one."
+        f"A conversion into {target!r} was begun {what}. Run it again as it was begun, give another folder, or remove "
+        "that one."
     )

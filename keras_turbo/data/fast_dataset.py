@@ -26,7 +26,6 @@ from keras_turbo.data.engine.order import EpochCounter, ExampleOrder, Remainder
 from keras_turbo.data.engine.recipe import Recipe
 from keras_turbo.data.profile import PipelineReport, measure
 from keras_turbo.data.settings import Cache, Settings, is_integer
-from keras_turbo.data.sources.arrays import ArraySource
 from keras_turbo.data.sources.source import Source
 from keras_turbo.data.sources.streams import Stream
 
@@ -366,10 +365,10 @@ class FastDataset(Constructors):
             return "on_error='skip' may have left examples out of them, and they must be loaded to know which"
         assert isinstance(self._source, Stream)  # noqa: S101 (nothing else is without a recipe)
         if self._settings.bucket_by_length is not None:
-            return f"which elements of {self._source.is_called} are in a batch is known once the batch is made"
+            return f"which elements of a {self._source.kind} are in a batch is known once the batch is made"
         if self._source.can_seek:
             return None
-        return f"{self._source.is_called} without a store has no positions (a tf.data.Dataset gets them by cache)"
+        return f"a {self._source.kind} without a store has no positions (a tf.data.Dataset gets them by cache)"
 
     @property
     def is_stream(self) -> bool:

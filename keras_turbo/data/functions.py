@@ -101,6 +101,7 @@ class ElementFunction:
         parts: Sequence[Any] = element if isinstance(element, tuple) else (element,)
         x, *others = parts
         if self.is_layer:
+            _check_pairs(self, parts)
             # A layer's other arguments (training, mask) are not parts of an example. Random layers act in training.
             result = self.function(x, **({"training": True} if self._layer_has_training_argument else {}))
             return (result, *others) if isinstance(element, tuple) else result
@@ -282,6 +283,24 @@ def _called(function: Any, seed: np.ndarray, values: Sequence[Any]) -> Any:
 def _as_tensor(value: Any) -> Any:
     is_tensor = isinstance(value, (tf.Tensor, tf.RaggedTensor, tf.SparseTensor))
     return value if is_tensor else tf.convert_to_tensor(value)
+
+
+def _check_pairs(function: ElementFunction, parts: Sequence[Any]) -> None:
+    """Refuses to turn an image and not the mask that belongs to it.
+
+    Raises:
+        ValueError: the layer transforms masks, too, and the targets may be some.
+    """
+    shapes = [getattr(part, "shape", tf.TensorShape(None)) for part in parts[:2]]
+    if len(shapes) < 2 or any(shape.rank not in (2, 3) for shape in shapes) or shapes[0][:2] != shapes[1][:2]:
+        return
+    layers = [function.function, *getattr(function.function, "layers", [])]
+    if any(hasattr(layer, "transform_segmentation_masks") for layer in layers):
+        raise ValueError(
+            f"`{function.argument}` ({function.name}) would change the images x and leave y as it is, whose shape "
+            f"{shapes[1]} is that of masks. Give both as one dict, x={{'images': images, 'segmentation_masks': masks}}, "
+            "to have them changed alike; or a function of both, such as lambda x, y: (layer(x), y)."
+        )
 
 
 def _python_random_state() -> tuple[Any, Any, Any]:

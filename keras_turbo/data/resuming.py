@@ -8,9 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_turbo.data.engine.node import VariantDataset
 from keras_turbo.data.engine.order import EpochCounter
 from keras_turbo.data.settings import is_integer
-from keras_turbo.data.engine.node import VariantDataset
 
 
 class ResumableDataset(VariantDataset):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from keras_turbo.devices import hardware
+from keras_turbo.machine import GpuFeatures, gpu_features
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class Gpu:
         return self.mig_parent_uuid is not None
 
     @property
-    def hardware(self) -> hardware.Gpu:
+    def hardware(self) -> GpuFeatures:
         """What it can do."""
-        return hardware.gpu_from_details({"device_name": self.name, "compute_capability": self.compute_capability})
+        return gpu_features({"device_name": self.name, "compute_capability": self.compute_capability})
 
 
 @dataclass(frozen=True)

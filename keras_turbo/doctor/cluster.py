@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from keras_turbo.devices.cpu import cores
 from keras_turbo.distribution.cluster import (
     MOST_SHOWN,
     RESOLVE_SECONDS,
@@ -21,6 +20,7 @@ from keras_turbo.distribution.kubernetes import completion_index, read_kubernete
 from keras_turbo.distribution.slurm import read_step
 from keras_turbo.distribution.tf_config import read_tf_config
 from keras_turbo.doctor.findings import Finding
+from keras_turbo.machine import cores
 from keras_turbo.wording import listed
 
 TOPIC = "cluster"

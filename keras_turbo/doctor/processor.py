@@ -7,10 +7,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from keras_turbo.devices.cpu import Cores, cores
-from keras_turbo.devices.free_memory import free_memory_bytes, memory_limit_bytes
-from keras_turbo.devices.hardware import cpu_from_cpuinfo
 from keras_turbo.doctor.findings import Finding
+from keras_turbo.machine import Cores, cores, cpu_features, free_memory_bytes, memory_limit_bytes
 from keras_turbo.wording import listed
 
 TOPIC = "CPU and memory"
@@ -68,17 +66,7 @@ def read_processor(root: Path = Path("/")) -> Processor:
     """
     import psutil
 
-    try:
-        text = (root / "proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:  # no Linux
-        text = ""
-    flags = {
-        flag
-        for line in text.splitlines()
-        if line.partition(":")[0].strip().lower() in ("flags", "features")
-        for flag in line.partition(":")[2].split()
-    }
-    cpu = cpu_from_cpuinfo(text)
+    cpu = cpu_features(root / "proc/cpuinfo")
     try:
         memory, free = psutil.virtual_memory().total, free_memory_bytes(root)
     except (psutil.Error, OSError, ValueError):  # /proc is not mounted, or is not that of Linux
@@ -86,7 +74,7 @@ def read_processor(root: Path = Path("/")) -> Processor:
     shm, shm_free = _room_in(root / "dev/shm")
     return Processor(
         name=cpu.name,
-        instructions=tuple(one for one in _VECTOR_INSTRUCTIONS if one in flags) if flags else None,
+        instructions=tuple(one for one in _VECTOR_INSTRUCTIONS if one in cpu.flags) if cpu.flags else None,
         bfloat16_instructions=cpu.bfloat16_instructions,
         cores=cores(root),
         memory_bytes=memory,

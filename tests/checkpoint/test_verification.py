@@ -16,7 +16,7 @@ from keras_turbo.checkpoint.checksums import checksum_of
 from keras_turbo.checkpoint.local_files import LocalFiles
 from keras_turbo.checkpoint.pruning import Pruner
 from keras_turbo.checkpoint.restoring import read_checkpoint
-from keras_turbo.storage import retrying
+from keras_turbo.files import attempts
 from tests.checkpoint.saved import flip_bit, make_state, save
 
 
@@ -269,7 +269,7 @@ def test_of_ten_thousand_only_the_newest_is_read(tmp_path, monkeypatch):
     ("where", "call"), [(Path, "read_bytes"), (LocalFiles, "chunks"), (os, "stat")], ids=["read", "chunks", "size"]
 )
 def test_a_stale_handle_is_no_damage(directory, monkeypatch, where, call):
-    monkeypatch.setattr(retrying, "_WAITS_SECONDS", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(attempts, "_WAITS_SECONDS", (0.0, 0.0, 0.0))
     whole = getattr(where, call)
     met = []
 

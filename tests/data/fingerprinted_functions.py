@@ -10,9 +10,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_turbo.data.engine.elements import Elements
 from keras_turbo.data.fingerprint import function_fingerprint
+from keras_turbo.data.functions import RowFunction
 
-SPECS = [tf.TensorSpec([4], tf.float32)]
+SPEC = tf.TensorSpec([4], tf.float32)
 
 VARIABLE = tf.Variable([1.0, 2.0, 3.0, 4.0])
 TENSOR = tf.constant([1.0, 2.0, 3.0, 4.0])
@@ -84,9 +86,14 @@ FUNCTIONS: dict[str, Callable] = {
 }
 
 
+def fingerprint_of(function: Callable, spec: tf.TensorSpec = SPEC, **options) -> str | None:
+    traced = RowFunction(lambda value, _: function(value), Elements(spec), "the function")
+    return function_fingerprint(traced, **options)
+
+
 def fingerprints() -> dict[str, str | None]:
     """The fingerprint of each function."""
-    return {name: function_fingerprint(function, SPECS) for name, function in FUNCTIONS.items()}
+    return {name: fingerprint_of(function) for name, function in FUNCTIONS.items()}
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import struct
 import zlib
@@ -11,7 +10,8 @@ import numpy as np
 import tensorflow as tf
 from PIL import Image, ImageOps
 
-from keras_turbo.data.images import ImageOptions, decode_image
+from keras_turbo.data.images import ImageOptions
+from keras_turbo.data.sources.image_decoder import ImageDecoder
 
 
 def picture(height: int, width: int, seed: int = 0) -> Image.Image:
@@ -71,24 +71,11 @@ MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 # TensorFlow's default for JPEG is a faster and less exact cosine transform than Pillow's.
 JPEG_TOLERANCE = 12
 SEED = (3, 4)
-# One size for most tests, since each set of options is traced once.
 IMAGE_SIZE = (11, 16)
 
 
-@functools.cache
-def decoder(options: ImageOptions):
-    signature = [tf.TensorSpec([], tf.string), tf.TensorSpec([2], tf.int64)]
-    return tf.function(lambda data, seed: decode_image(data, options, seed), input_signature=signature)
-
-
 def decode(data: bytes, seed: tuple[int, int] = SEED, **options) -> np.ndarray:
-    """Decodes in a graph, as in a map function."""
-    return decoder(ImageOptions(**options))(data, seed).numpy()
-
-
-def decode_eagerly(data: bytes, seed: tuple[int, int] = SEED, **options) -> np.ndarray:
-    """Decodes without a graph, which need not be traced for each set of options."""
-    return decode_image(tf.constant(data), ImageOptions(**options), tf.constant(seed, tf.int64)).numpy()
+    return ImageDecoder(ImageOptions(**options)).decode(data, np.array(seed), None)
 
 
 def by_pillow(data: bytes, channels: int = 3) -> np.ndarray:

@@ -41,7 +41,7 @@ expected = bytes_of(near)
 far = FastDataset.from_image_folder(bucket, cache="disk", **options)
 assert far.class_names == near.class_names
 assert bytes_of(far) == expected
-far._pipeline.store.save()
+far._recipe.store.save()
 assert FastDataset.from_image_folder(bucket, cache="disk", **options).is_ready
 files = FastDataset.from_files(f"{bucket}/**/*.png", lambda path: tf.io.decode_png(tf.io.read_file(path)))
 assert len(files.file_paths) == 5

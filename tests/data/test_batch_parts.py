@@ -12,8 +12,8 @@ import tensorflow as tf
 from PIL import Image
 
 from keras_turbo import FastDataset
-from keras_turbo.data.batch_parts import BatchParts
 from keras_turbo.data.class_weights import WeightedEpochs
+from keras_turbo.data.engine.batches import BatchParts
 from tests.data.epochs import batches_of
 
 CLUSTERS = [(1, 1), (2, 1), (3, 1), (2, 2), (1, 4), (3, 2)]
@@ -52,13 +52,14 @@ def write_images(folder, number: int) -> None:
 def test_sizes_and_rows(workers, replicas):
     for batch_size in (1, 2, 5, 6, 7, 12, 13):
         parts = [BatchParts(workers, worker, replicas) for worker in range(workers)]
-        sizes = list(itertools.chain(*zip(*(part.sizes(batch_size) for part in parts), strict=True)))
+        runs = [[np.arange(batch_size)[run] for run in part.runs(batch_size)] for part in parts]
+        sizes = [len(run) for run in itertools.chain(*zip(*runs, strict=True))]
         assert sum(sizes) == batch_size
         assert max(sizes) - min(sizes) <= 1
         assert sizes == sorted(sizes, reverse=True)
-        rows = np.concatenate([part.rows(batch_size) for part in parts])
+        rows = np.concatenate([run for part in runs for run in part])
         assert sorted(rows) == list(range(batch_size))
-        assert all((np.diff(part.rows(batch_size)) > 0).all() for part in parts)
+        assert all((np.diff(np.concatenate(part)) > 0).all() for part in runs)
 
 
 @pytest.mark.parametrize(

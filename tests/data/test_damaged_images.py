@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import re
 
 import numpy as np
 import pytest
-import tensorflow as tf
-from PIL import Image
 
-from keras_turbo.data.images import (
-    ImageOptions,
-    RandomResizedCrop,
-    decode_image,
-)
+from keras_turbo.data.images import RandomResizedCrop
 from tests.data.image_files import (
     IMAGE_SIZE,
     JPEGS,
@@ -23,7 +16,6 @@ from tests.data.image_files import (
     RGB,
     assert_equal,
     decode,
-    decode_eagerly,
     encoded,
     exif_segment,
     picture,
@@ -48,7 +40,7 @@ CUT = {
 def test_truncated_files_raise():
     for name, data in CUT.items():
         for share in (0.1, 0.5, 0.9):
-            with pytest.raises(tf.errors.InvalidArgumentError):
+            with pytest.raises(ValueError, match="truncated"):
                 pytest.fail(
                     f"{name} cut to {share} gave pixels of shape {decode(data[: int(len(data) * share)]).shape}"
                 )
@@ -61,7 +53,7 @@ def test_truncated_jpegs_raise_whatever_part_is_wanted(resize):
     options = {"resize": "crop"} if resize == "crop" else {"random_resized_crop": RandomResizedCrop(area=(0.01, 0.02))}
     assert decode(data, image_size=IMAGE_SIZE, **options).shape == (*IMAGE_SIZE, 3)
     for number in range(5):
-        with pytest.raises(tf.errors.InvalidArgumentError):
+        with pytest.raises(ValueError, match="truncated"):
             decode(data[: int(len(data) * 0.9)], seed=(number, 0), image_size=IMAGE_SIZE, **options)
 
 
@@ -72,7 +64,7 @@ def test_bytes_behind_the_end_of_a_jpeg_do_no_harm():
 
 MESSAGES = [
     (b"", r"the file is empty \(0 bytes\)"),
-    (b"\xff", r"JPEG, PNG, GIF, BMP and WebP are, and its first bytes are b'\\xff'"),
+    (b"\xff", r"JPEG, PNG, GIF, BMP, WebP and TIFF are, and its first bytes are b'\\xff'"),
     (b"\0" * 100, r"first bytes are b'\\x00\\x00"),
     (b"  \n<!DOCTYPE html><html>404</html>", "They look like an HTML page"),
     (b"<?xml version='1.0'?><svg/>", "They look like XML or SVG"),
@@ -82,24 +74,18 @@ MESSAGES = [
 ]
 
 
-@pytest.mark.parametrize("mode", ["graph", "dataset", "eager"])
-def test_the_message_says_what_is_wrong(mode):
-    dataset = tf.data.Dataset.from_tensor_slices([data for data, _ in MESSAGES])
-    elements = iter(dataset.map(lambda data: decode_image(data, ImageOptions())))
-    run = {"graph": decode, "dataset": lambda _: next(elements), "eager": decode_eagerly}[mode]
+def test_the_message_says_what_is_wrong():
     for data, message in MESSAGES:
-        with pytest.raises(tf.errors.InvalidArgumentError) as caught:
-            run(data)
-        # Assertions escape what they print.
-        text = caught.value.message.replace("\\\\", "\\").replace("\\'", "'")
-        assert re.search(message, text), text
-        assert "Traceback" not in text
+        with pytest.raises(ValueError, match=message):
+            decode(data)
 
 
-def test_an_enormous_picture_is_refused_by_pillow(monkeypatch):
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"exceeds limit.*MAX_IMAGE_PIXELS"):
-        decode(LOSSLESS["bmp palette"])
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF"])
+def test_a_picture_that_declares_too_many_pixels_is_refused(kind):
+    data = encoded(RGB, kind)
+    assert decode(data, max_pixels=24 * 40).shape == (24, 40, 3)
+    with pytest.raises(ValueError, match=r"declares 40 x 24 pixels, more than max_pixels=959.*larger `max_pixels`"):
+        decode(data, max_pixels=24 * 40 - 1)
 
 
 def test_damaged_files_give_pixels_or_an_error():
@@ -110,5 +96,5 @@ def test_damaged_files_give_pixels_or_an_error():
             damaged = bytearray(data)
             for position in rng.integers(0, len(data), 3):
                 damaged[position] = rng.integers(0, 256)
-            with contextlib.suppress(tf.errors.InvalidArgumentError, tf.errors.ResourceExhaustedError):
+            with contextlib.suppress(ValueError):
                 assert decode(bytes(damaged), image_size=IMAGE_SIZE).shape == (*IMAGE_SIZE, 3)

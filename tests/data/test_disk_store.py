@@ -11,6 +11,7 @@ import subprocess
 import sys
 import warnings
 import weakref
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -18,39 +19,40 @@ import pytest
 import tensorflow as tf
 
 from keras_turbo import FastDataset
-from keras_turbo.data import disk_store
-from keras_turbo.data.disk_store import DiskStore, open_disk_store, private_disk_store
+from keras_turbo.data.engine import disk_store
+from keras_turbo.data.engine.disk_store import DiskStore, open_disk_store, private_disk_store
+from keras_turbo.data.engine.elements import Elements
 from tests.data.epochs import rows_of
 from tests.data.garbage import goes, keep_no_logs
 from tests.data.processes import output_of, run_python, start_python
 
 SPEC = {"x": tf.TensorSpec((3,), tf.float32), "y": tf.TensorSpec((), tf.int32)}
+ELEMENTS = Elements(SPEC)
 NUM_EXAMPLES = 6
 RECIPE = {"kind": "test"}
 CONTENT = {"files": [["a.bin", 12, 34]]}
 
 
-def examples_at(positions: list[int]) -> dict[str, tf.Tensor]:
+def examples_at(positions: list[int]) -> list[np.ndarray]:
     rows = np.asarray(positions, "float32")
-    return {"x": tf.constant(rows[:, None] + [0.1, 0.2, 0.3], tf.float32), "y": tf.constant(rows * 10, tf.int32)}
+    return [rows[:, None] + np.array([0.1, 0.2, 0.3], "float32"), (rows * 10).astype("int32")]
 
 
 def opened(folder: Path, *, recipe=RECIPE, content=CONTENT, num_examples: int = NUM_EXAMPLES) -> DiskStore:
-    return open_disk_store(SPEC, num_examples, folder, recipe, content)
+    return open_disk_store(ELEMENTS, num_examples, folder, recipe, content)
 
 
 def fill(store: DiskStore, positions: list[int]) -> None:
-    store.write_in_graph(tf.constant(positions, tf.int64), examples_at(positions))
+    store.put(np.array(positions), examples_at(positions))
 
 
 def assert_has(store: DiskStore, positions: list[int]) -> None:
-    gathered = store.gather(tf.constant(positions, tf.int64))
-    for name, expected in examples_at(positions).items():
-        np.testing.assert_array_equal(gathered[name].numpy(), expected.numpy())
+    for column, expected in zip(store.gather(np.array(positions), None), examples_at(positions), strict=True):
+        np.testing.assert_array_equal(column, expected)
 
 
 def filled_positions(store: DiskStore) -> list[int]:
-    return np.flatnonzero(store.filled_view.numpy()).tolist()
+    return np.flatnonzero(store.has(np.arange(len(store)))).tolist()
 
 
 def everything_under(folder: Path) -> set[str]:
@@ -67,18 +69,19 @@ class TestFolder:
         assert manifest["content"] == CONTENT
         assert manifest["recipe"]["how"] == RECIPE
         assert manifest["recipe"]["leaves"] == [[[3], "float32"], [[], "int32"]]
-        arrays = [np.load(store.folder / name, allow_pickle=False) for name in ("0.npy", "1.npy", "filled.npy")]
+        arrays = [np.load(store.folder / name, allow_pickle=False) for name in ("0.npy", "1.npy", "sums.npy")]
         expected = examples_at(list(range(NUM_EXAMPLES)))
-        np.testing.assert_array_equal(arrays[0], expected["x"].numpy())
-        np.testing.assert_array_equal(arrays[1], expected["y"].numpy())
-        assert arrays[2].all()
+        np.testing.assert_array_equal(arrays[0], expected[0])
+        np.testing.assert_array_equal(arrays[1], expected[1])
+        rows = [arrays[0][index].tobytes() + arrays[1][index].tobytes() for index in range(NUM_EXAMPLES)]
+        assert arrays[2].tolist() == [zlib.crc32(row) for row in rows]
         assert store.folder.parent.parent == tmp_path
 
     def test_leaves_nothing_else_behind(self, tmp_path):
         store = opened(tmp_path)
         fill(store, [0, 5])
         store.save()
-        assert sorted(os.listdir(store.folder)) == ["0.npy", "1.npy", "filled.npy", "manifest.json"]
+        assert sorted(os.listdir(store.folder)) == ["0.npy", "1.npy", "manifest.json", "sums.npy"]
         assert os.listdir(tmp_path) == [store.folder.parent.name]
         assert os.listdir(store.folder.parent) == [store.folder.name]
 
@@ -90,7 +93,7 @@ class TestFolder:
         keep_no_logs(monkeypatch)
         store = opened(tmp_path)
         fill(store, [1, 4])
-        marks = store.folder / "filled.npy"
+        marks = store.folder / "sums.npy"
         assert not marks.exists()
         del store
         assert goes(marks.exists)
@@ -109,10 +112,10 @@ class TestFolder:
     def test_marks_are_saved_now_and_then_while_filling(self, tmp_path, monkeypatch):
         store = opened(tmp_path)
         fill(store, [0])
-        assert not (store.folder / "filled.npy").exists()
+        assert not (store.folder / "sums.npy").exists()
         monkeypatch.setattr(disk_store, "_SAVE_INTERVAL_SECONDS", 0.0)
         fill(store, [1])
-        assert np.load(store.folder / "filled.npy").tolist() == [True, True, False, False, False, False]
+        assert (np.load(store.folder / "sums.npy") >= 0).tolist() == [True, True, False, False, False, False]
 
 
 class TestStale:
@@ -140,7 +143,9 @@ class TestStale:
 
     def test_other_shapes_are_another_store(self, tmp_path):
         one = opened(tmp_path)
-        other = open_disk_store({**SPEC, "x": tf.TensorSpec((4,), tf.float32)}, NUM_EXAMPLES, tmp_path, RECIPE, CONTENT)
+        other = open_disk_store(
+            Elements({**SPEC, "x": tf.TensorSpec((4,), tf.float32)}), NUM_EXAMPLES, tmp_path, RECIPE, CONTENT
+        )
         assert other.folder != one.folder
         assert one.folder.exists()
 
@@ -153,7 +158,7 @@ class TestStale:
 
     def test_begun_and_abandoned_folders_are_swept(self, tmp_path):
         family = opened(tmp_path).folder.parent
-        old, young = family / ".making-old", family / ".making-young"
+        old, young = family / ".writing-old", family / ".writing-young"
         for folder in (old, young):
             folder.mkdir()
             (folder / "0.npy").write_bytes(b"x")
@@ -176,7 +181,7 @@ def overwrite(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [truncate, empty, overwrite, os.unlink], ids=lambda function: function.__name__)
-@pytest.mark.parametrize("name", ["manifest.json", "0.npy", "1.npy", "filled.npy"])
+@pytest.mark.parametrize("name", ["manifest.json", "0.npy", "1.npy", "sums.npy"])
 def test_a_damaged_store_is_rebuilt(tmp_path, name, damage):
     store = opened(tmp_path)
     fill(store, [0, 1, 2])
@@ -190,8 +195,23 @@ def test_a_damaged_store_is_rebuilt(tmp_path, name, damage):
     again.save()
     # Whoever has the old one open does not vouch for it in the new; but if marks are all that was lost, it can.
     store.save()
-    only_marks_are_lost = name == "filled.npy" and damage is os.unlink
+    only_marks_are_lost = name == "sums.npy" and damage is os.unlink
     assert filled_positions(opened(tmp_path)) == ([0, 1, 2, 4] if only_marks_are_lost else [0, 4])
+
+
+def test_a_flipped_bit_is_found_and_the_row_made_anew(tmp_path):
+    store = opened(tmp_path)
+    fill(store, list(range(NUM_EXAMPLES)))
+    store.save()
+    content = bytearray((store.folder / "0.npy").read_bytes())
+    content[-12 * 2] ^= 1  # in the row before the last
+    (store.folder / "0.npy").write_bytes(content)
+    again = opened(tmp_path)
+    assert not again.is_complete
+    assert filled_positions(again) == [0, 1, 2, 3, 5]
+    fill(again, [4])
+    assert again.is_complete
+    assert_has(again, list(range(NUM_EXAMPLES)))
 
 
 def test_a_folder_removed_under_way_disturbs_nobody(tmp_path):
@@ -223,7 +243,7 @@ def test_a_store_that_may_only_be_read_is_used(tmp_path, monkeypatch):
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(np.lib.format, "open_memmap", open_memmap)
-    monkeypatch.setattr(disk_store.tempfile, "mkstemp", refuse)
+    monkeypatch.setattr(disk_store.storage, "write_whole", refuse)
     again = opened(tmp_path)
     assert filled_positions(again) == list(range(NUM_EXAMPLES))
     assert_has(again, [5, 3, 0])
@@ -271,7 +291,7 @@ class TestFullDisk:
 
     def test_a_private_store_says_so_and_leaves_nothing(self, tmp_path, full_disk):
         with pytest.raises(OSError, match="No space left on device"):
-            private_disk_store(SPEC, NUM_EXAMPLES, tmp_path)
+            private_disk_store(ELEMENTS, NUM_EXAMPLES, tmp_path)
         assert everything_under(tmp_path) == {"private"}
 
     def test_asked_for_it_is_an_error(self, tmp_path, full_disk):
@@ -280,7 +300,7 @@ class TestFullDisk:
             FastDataset(x, map_fn=lambda x: x * 2, cache="disk", cache_dir=tmp_path)
 
     def test_not_asked_for_it_is_a_warning(self, tmp_path, full_disk, monkeypatch):
-        monkeypatch.setattr("keras_turbo.data.store_choice.fits_in_memory", lambda num_bytes: False)
+        monkeypatch.setattr("keras_turbo.data.assembly.fits_in_memory", lambda num_bytes: False)
         x = np.arange(8, dtype="float32")
         with pytest.warns(UserWarning, match=r"not cached: .*No space left on device.*`cache_dir`"):
             dataset = FastDataset(x, map_fn=lambda x: x * 2, cache="auto", cache_dir=tmp_path)
@@ -292,7 +312,7 @@ class TestFullDisk:
 class TestPrivate:
     def test_goes_with_its_user(self, tmp_path, monkeypatch):
         keep_no_logs(monkeypatch)
-        store = private_disk_store(SPEC, NUM_EXAMPLES, tmp_path)
+        store = private_disk_store(ELEMENTS, NUM_EXAMPLES, tmp_path)
         fill(store, [0, 3])
         assert_has(store, [3, 0])
         assert store.folder.exists()
@@ -300,12 +320,12 @@ class TestPrivate:
         assert goes(lambda: os.listdir(tmp_path / "private") == [])
 
     def test_two_do_not_meet(self, tmp_path):
-        one, other = (private_disk_store(SPEC, NUM_EXAMPLES, tmp_path) for _ in range(2))
+        one, other = (private_disk_store(ELEMENTS, NUM_EXAMPLES, tmp_path) for _ in range(2))
         fill(one, [0])
         assert filled_positions(other) == []
 
     def test_leftovers_of_dead_processes_are_swept(self, tmp_path):
-        alive = private_disk_store(SPEC, NUM_EXAMPLES, tmp_path)
+        alive = private_disk_store(ELEMENTS, NUM_EXAMPLES, tmp_path)
         mine = alive.folder.parent
         process = subprocess.Popen([sys.executable, "-c", ""])
         process.wait()
@@ -314,7 +334,7 @@ class TestPrivate:
         for folder in (dead, elsewhere):
             folder.mkdir()
             (folder / "0.npy").write_bytes(b"x")
-        private_disk_store(SPEC, NUM_EXAMPLES, tmp_path)
+        private_disk_store(ELEMENTS, NUM_EXAMPLES, tmp_path)
         assert not dead.exists()
         assert alive.folder.exists()
         # Another machine's processes can't be seen from here.
@@ -339,7 +359,7 @@ LOADING_SCRIPT = """
 import sys
 import tensorflow as tf
 from keras_turbo import FastDataset
-from keras_turbo.data import disk_store
+from keras_turbo.data.engine import disk_store
 
 disk_store._SAVE_INTERVAL_SECONDS = 0.0
 
@@ -380,9 +400,9 @@ class TestFiles:
         folder, numbers = number_files
         first = loaded_from(folder, tmp_path / "cache")
         rows_of(first)
-        first._pipeline.store.save()
+        first._recipe.store.save()
         again = loaded_from(folder, tmp_path / "cache")
-        assert again._pipeline.store.num_filled == 12
+        assert again._recipe.store.num_filled == 12
         np.testing.assert_array_equal(rows_of(again), numbers)
 
     def test_changed_files_are_read_anew(self, tmp_path, number_files):
@@ -391,7 +411,7 @@ class TestFiles:
         numbers[3] = 7
         (folder / "03.bin").write_bytes(numbers[3].tobytes())
         again = loaded_from(folder, tmp_path / "cache")
-        assert again._pipeline.store.num_filled == 0
+        assert again._recipe.store.num_filled == 0
         np.testing.assert_array_equal(rows_of(again), numbers)
 
     def test_another_file_makes_a_new_store(self, tmp_path, number_files):
@@ -419,9 +439,9 @@ for count, batch in enumerate(data):
         process.kill()
         process.communicate()
         continued = loaded_from(folder, tmp_path / "cache")
-        assert 6 <= continued._pipeline.store.num_filled < 12
+        assert 6 <= continued._recipe.store.num_filled < 12
         np.testing.assert_array_equal(rows_of(continued), numbers)
-        assert continued._pipeline.store.num_filled == 12
+        assert continued._recipe.store.num_filled == 12
 
     @pytest.mark.slow
     def test_two_processes_fill_one_store(self, tmp_path, number_files):
@@ -445,7 +465,7 @@ for _ in range(2):
             np.testing.assert_array_equal(epochs, [numbers, numbers])
         (store,) = (tmp_path / "cache").glob("*/*")
         np.testing.assert_array_equal(np.load(store / "0.npy", allow_pickle=False), numbers)
-        assert np.load(store / "filled.npy").all()
+        assert (np.load(store / "sums.npy") >= 0).all()
 
 
 class TestChoice:
@@ -455,8 +475,8 @@ class TestChoice:
         dataset = FastDataset(np.arange(8, dtype="float32"), map_fn=lambda x: x + 1, cache="memory")
         for _ in range(2):
             rows_of(dataset.map(lambda x: x * 2).take(3))
-        store = weakref.ref(dataset._pipeline.store)
-        failures = weakref.ref(dataset._pipeline.failures)
+        store = weakref.ref(dataset._recipe.store)
+        failures = weakref.ref(dataset._recipe.failures)
         del dataset
         assert goes(lambda: store() is None and failures() is None)
 
@@ -500,19 +520,19 @@ class TestChoice:
 
         first = build(2.0, x)
         np.testing.assert_array_equal(rows_of(first), x * 2)
-        first._pipeline.store.save()
-        assert build(2.0, x)._pipeline.store.num_filled == 8
+        first._recipe.store.save()
+        assert build(2.0, x)._recipe.store.num_filled == 8
         for other in (build(3.0, x), build(2.0, x + 1)):
-            assert other._pipeline.store.num_filled == 0
+            assert other._recipe.store.num_filled == 0
 
     def test_a_store_half_filled_is_completed(self, tmp_path):
         """Case 4: take 2 of 5, then iterate all."""
         x = np.arange(5, dtype="float32")
         dataset = FastDataset(x, map_fn=lambda x: x + 1, batch_size=1, workers=1, cache="disk", cache_dir=tmp_path)
         assert [float(batch[0]) for batch in dataset.take(2)] == [1.0, 2.0]
-        dataset._pipeline.store.save()
+        dataset._recipe.store.save()
         again = FastDataset(x, map_fn=lambda x: x + 1, batch_size=1, workers=1, cache="disk", cache_dir=tmp_path)
-        assert again._pipeline.store.num_filled >= 2
+        assert again._recipe.store.num_filled >= 2
         np.testing.assert_array_equal(rows_of(again), x + 1)
 
     def test_small_examples_stay_in_memory_by_default(self, tmp_path):
@@ -524,8 +544,8 @@ class TestChoice:
         ("in_memory", "on_disk", "expected"), [(False, True, "disk"), (False, False, None), (True, False, "memory")]
     )
     def test_auto_takes_what_fits(self, tmp_path, monkeypatch, in_memory, on_disk, expected):
-        monkeypatch.setattr("keras_turbo.data.store_choice.fits_in_memory", lambda num_bytes: in_memory)
-        monkeypatch.setattr("keras_turbo.data.store_choice.fits_on_disk", lambda num_bytes, folder: on_disk)
+        monkeypatch.setattr("keras_turbo.data.assembly.fits_in_memory", lambda num_bytes: in_memory)
+        monkeypatch.setattr("keras_turbo.data.assembly.fits_on_disk", lambda num_bytes, folder: on_disk)
         dataset = FastDataset(np.arange(8.0), map_fn=lambda x: x + 1, cache_dir=tmp_path)
         assert dataset.stored_in == expected
         np.testing.assert_array_equal(rows_of(dataset), np.arange(8) + 1)
@@ -537,7 +557,7 @@ class TestChoice:
         assert not disk_store.fits_on_disk(501, tmp_path)
 
     def test_memory_that_is_not_there_is_told(self, monkeypatch):
-        monkeypatch.setattr("keras_turbo.data.store_choice.free_memory_bytes", lambda: 10)
+        monkeypatch.setattr("keras_turbo.data.assembly.free_memory_bytes", lambda: 10)
         with pytest.raises(ValueError, match=r"cache='memory' needs 0.00 GB for 8 examples, but 0.00 GB are free"):
             FastDataset(np.arange(8.0), map_fn=lambda x: x + 1, cache="memory")
 

@@ -2,41 +2,24 @@
 
 from __future__ import annotations
 
-import functools
-
 import numpy as np
 import pytest
-import tensorflow as tf
 
-from keras_turbo.data import exif
-from keras_turbo.data.pillow_decoder import orientation_by_pillow
+from keras_turbo.data.sources import image_decoder
 from tests.data.image_files import (
     ICC,
     JFIF,
     XMP,
-    assert_equal,
-    encoded,
     exif_segment,
-    metadata_with,
-    picture,
     segment,
     tiff,
-    turned,
 )
 
 SCAN = b"\xff\xda" + bytes(20)
 
 
-@functools.cache
-def _reader():
-    return tf.function(exif.jpeg_orientation, input_signature=[tf.TensorSpec([], tf.string)])
-
-
 def orientation_of(data: bytes) -> int:
-    result = _reader()(data)
-    assert result.dtype == tf.int32
-    assert result.shape == []
-    return int(result)
+    return image_decoder._jpeg_orientation(data)
 
 
 @pytest.mark.parametrize("order", ["<", ">"])
@@ -110,27 +93,3 @@ def test_random_metadata_does_not_fail():
         for position in rng.integers(2, len(data), 4):
             data[position] = rng.integers(0, 256)
         assert 1 <= orientation_of(bytes(data)) <= 8
-
-
-def test_pillow_reads_other_kinds():
-    for kind in ("PNG", "WEBP", "JPEG"):
-        data = encoded(picture(8, 6), kind, exif=metadata_with(8))
-        assert int(orientation_by_pillow(tf.constant(data))) == 8, kind
-        assert int(orientation_by_pillow(tf.constant(encoded(picture(8, 6), kind)))) == 1, kind
-    assert int(orientation_by_pillow(tf.constant(b"no image"))) == 1
-
-
-def test_pixels_and_regions_turn_alike():
-    stored = np.array(picture(9, 14))
-    for orientation in range(1, 9):
-        expected = turned(stored, orientation)
-        assert_equal(exif.upright(tf.constant(stored), tf.constant(orientation)).numpy(), expected, orientation)
-        size = exif.upright_size(tf.constant(stored.shape[:2]), tf.constant(orientation))
-        assert tuple(size.numpy()) == expected.shape[:2]
-        for region in [(0, 0, 1, 1), (2, 1, 5, 7), (0, 3, 9, 6), (8, 8, 1, 1), (4, 0, 2, 9)]:
-            y, x, rows, columns = exif.stored_region(
-                tf.constant(region), stored.shape[:2], tf.constant(orientation)
-            ).numpy()
-            part = exif.upright(tf.constant(stored[y : y + rows, x : x + columns]), tf.constant(orientation)).numpy()
-            top, left, height, width = region
-            assert_equal(part, expected[top : top + height, left : left + width], (orientation, region))

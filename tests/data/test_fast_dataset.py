@@ -16,7 +16,8 @@ import tensorflow as tf
 from PIL import Image
 
 from keras_turbo import FastDataset
-from keras_turbo.data.example_order import WHOLE_PERMUTATION_LIMIT
+from keras_turbo.data.engine.failures import ExampleLoadError
+from keras_turbo.data.engine.order import WHOLE_PERMUTATION_LIMIT
 from tests.data.garbage import goes
 
 
@@ -340,7 +341,7 @@ class TestImages:
         assert [skipped.path for skipped in dataset.skipped] == [str(tmp_path / "3.jpg"), str(tmp_path / "6.jpg")]
         assert "empty" in dataset.skipped[1].reason
         assert all(len(skipped.reason) > 10 for skipped in dataset.skipped)
-        with pytest.raises(tf.errors.InvalidArgumentError, match="3.jpg"):
+        with pytest.raises(ExampleLoadError, match="3.jpg"):
             batches_of(FastDataset.from_image_folder(tmp_path, on_error="raise", **options))
 
     def test_kinds_by_content(self, tmp_path):
@@ -470,7 +471,8 @@ class TestImages:
             images, image_size=(5, 7), batch_size=4, shuffle=False, verbose=False
         )
         for (ours, _), (expected, _) in zip(batches_of(dataset), batches_of(theirs), strict=True):
-            np.testing.assert_allclose(ours, expected, atol=0.501)
+            # Rounded, and by a resizing that differs by one level at most.
+            np.testing.assert_allclose(ours, expected, atol=1.5)
 
     def test_labels_by_a_function_of_the_path_for_regression(self, images):
         dataset = FastDataset.from_image_folder(
@@ -518,29 +520,28 @@ class TestIterators:
         other = FastDataset.from_image_folder(
             images, image_size=(4, 4), batch_size=5, shuffle=True, seed=0, cache=False
         )
-        assert dataset._epochs.stored() is None
+        assert not dataset.is_ready
         assert bytes_of(dataset) == bytes_of(other)
-        stored = dataset._epochs.stored()
-        assert stored is dataset._epochs.stored() is not None
-        assert stored.element_spec == dataset.element_spec
+        assert dataset.is_ready
         for path in sorted(images.rglob("*.jpg")):
             path.unlink()
         iterator = iter(dataset)
-        pipeline = weakref.ref(dataset._pipeline)
-        del dataset, stored
+        recipe = weakref.ref(dataset._recipe)
+        del dataset
         gc.collect()
         assert len(list(iterator)) == 3
         del iterator
-        assert goes(lambda: pipeline() is None)
+        assert goes(lambda: recipe() is None)
 
     def test_a_shard_is_stored_when_all_that_it_may_want_is(self, images):
         options = {"image_size": (4, 4), "batch_size": 5, "seed": 0, "shuffle": True}
         fixed = FastDataset.from_image_folder(images, reshuffle_each_epoch=False, **options).shard(2, 0)
         assert bytes_of(fixed) == bytes_of(fixed)
-        assert fixed._epochs.stored() is not None
+        assert fixed.is_ready
         one, other = (FastDataset.from_image_folder(images, **options).shard(2, index) for index in range(2))
         batches_of(one)
-        assert one._epochs.stored() is other._epochs.stored() is None
+        assert not one.is_ready
+        assert not other.is_ready
 
     def test_the_train_function_is_traced_once(self, images):
         traced = []
@@ -558,7 +559,7 @@ class TestIterators:
         model = Spy()
         model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
         model.fit(dataset, verbose=0)
-        assert dataset._epochs.stored() is not None
+        assert dataset.is_ready
         before = len(traced)
         model.fit(dataset, epochs=2, verbose=0)
         assert len(traced) == before
@@ -573,12 +574,12 @@ class TestCacheAuto:
 
         num_bytes = 12 * (4 * 4 * 3 + 4)
         assert stored_in() == "memory"
-        free = "keras_turbo.data.example_store.free_memory_bytes"
+        free = "keras_turbo.data.engine.store.free_memory_bytes"
         monkeypatch.setattr(free, lambda: 2 * num_bytes)
         assert stored_in() == "memory"
         monkeypatch.setattr(free, lambda: 2 * num_bytes - 1)
         assert stored_in() == "disk"
-        monkeypatch.setattr("keras_turbo.data.store_choice.fits_on_disk", lambda *_: False)
+        monkeypatch.setattr("keras_turbo.data.assembly.fits_on_disk", lambda *_: False)
         assert stored_in() is None
 
     # TensorFlow's own, of the global seed that all tests have.

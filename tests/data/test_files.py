@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from keras_turbo import FastDataset
-from keras_turbo.data.sources.files import FileSource, find_files
+from keras_turbo.data.sources.files import TracedFiles, find_files
 from tests.data.epochs import batches_of, rows_of
 
 
@@ -138,7 +138,7 @@ def test_shapes_that_nobody_knows(folder, batch_size):
 
 
 class TestIdentity:
-    def source(self, folder: Path, **options) -> FileSource:
+    def source(self, folder: Path, **options) -> TracedFiles:
         return FastDataset.from_files(f"{folder}/*.txt", options.pop("load_fn", read), **options)._source
 
     def test_is_json_and_the_same_again(self, folder):

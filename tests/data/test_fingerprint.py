@@ -8,15 +8,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_turbo.data.fingerprint import function_fingerprint
-from tests.data.fingerprinted_functions import FUNCTIONS, SPECS, fingerprints
+from tests.data.fingerprinted_functions import FUNCTIONS, fingerprint_of, fingerprints
 from tests.data.processes import run_python
 
 SCRIPT = "import runpy; runpy.run_module('tests.data.fingerprinted_functions', run_name='__main__')"
-
-
-def fingerprint_of(function, specs=SPECS) -> str | None:
-    return function_fingerprint(function, specs)
 
 
 @pytest.mark.slow
@@ -106,8 +101,8 @@ class TestDifferences:
         assert fingerprint_of(make(2.0, 3.0)) != fingerprint_of(make(3.0, 2.0))
 
     def test_specs(self):
-        assert fingerprint_of(lambda x: x + 1) != fingerprint_of(lambda x: x + 1, [tf.TensorSpec([5], tf.float32)])
-        assert fingerprint_of(lambda x: x + 1) != fingerprint_of(lambda x: x + 1, [tf.TensorSpec([4], tf.float64)])
+        assert fingerprint_of(lambda x: x + 1) != fingerprint_of(lambda x: x + 1, tf.TensorSpec([5], tf.float32))
+        assert fingerprint_of(lambda x: x + 1) != fingerprint_of(lambda x: x + 1, tf.TensorSpec([4], tf.float64))
 
 
 class TestNotRecognised:
@@ -124,7 +119,7 @@ class TestNotRecognised:
     def test_lookup_tables(self):
         pairs = tf.lookup.KeyValueTensorInitializer(tf.constant([1, 2], tf.int64), tf.constant([3, 4], tf.int64))
         table = tf.lookup.StaticHashTable(pairs, -1)
-        assert fingerprint_of(lambda x: table.lookup(x), [tf.TensorSpec([2], tf.int64)]) is None
+        assert fingerprint_of(lambda x: table.lookup(x), tf.TensorSpec([2], tf.int64)) is None
 
     def test_generators(self):
         """Their state moves on."""
@@ -133,3 +128,30 @@ class TestNotRecognised:
         generator.normal([1])
         after = fingerprint_of(lambda x: x + generator.normal([4]))
         assert before is None or before != after
+
+    @pytest.mark.parametrize("name", ["other.bin", "b.txt"])
+    def test_what_reads_files(self, name):
+        assert (
+            fingerprint_of(
+                lambda x: x + float(len(name)) * tf.cast(tf.strings.length(tf.io.read_file(name)), tf.float32)
+            )
+            is None
+        )
+
+    def test_a_loader_may_read_the_file_that_it_is_given(self):
+        """Case N2: what else it reads, such as a mask, may change without its path."""
+        path = tf.TensorSpec([], tf.string)
+
+        def read(path):
+            return tf.strings.length(tf.io.read_file(path))
+
+        def read_both(path):
+            return read(path) + read(tf.strings.regex_replace(path, "images", "masks"))
+
+        def read_mask(path):
+            return read(tf.strings.join([path, ".mask"]))
+
+        assert fingerprint_of(read, path, is_loader=True) is not None
+        assert fingerprint_of(tf.function(read), path, is_loader=True) is not None
+        for loader in (read_both, read_mask, tf.function(read_both), tf.function(read_mask)):
+            assert fingerprint_of(loader, path, is_loader=True) is None

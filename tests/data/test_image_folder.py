@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from keras_turbo import FastDataset
+from keras_turbo.data.images import ImageOptions
 from keras_turbo.data.sources.class_folders import validation_mask
 from keras_turbo.data.sources.image_folder import find_images, image_folder_sources
 from tests.data.epochs import batches_of
@@ -74,12 +75,12 @@ class TestFindImages:
         assert len(found_below(tmp_path)) == 10
 
     def test_what_is_left_out_is_counted_by_ending(self, photos):
-        for name in ("dogs/a.txt", "cats/b.TXT", "dogs/c.csv", "dogs/more/notes", "dogs/e.tiff"):
+        for name in ("dogs/a.txt", "cats/b.TXT", "dogs/c.csv", "dogs/more/notes", "dogs/e.heic"):
             (photos / name).write_text("BM, as a bitmap begins")
         with pytest.warns(UserWarning, match=r"5 files under '.*photos' .*: 2 \.txt, ") as caught:
             assert len(found_below(photos)) == 6
         (message,) = (str(warning.message) for warning in caught)
-        for part in ("1 .csv", "1 (no ending)", "1 .tiff", ".jpg"):
+        for part in ("1 .csv", "1 (no ending)", "1 .heic", ".jpg"):
             assert part in message
         assert caught[0].filename == __file__ or "left out" in message
 
@@ -163,12 +164,11 @@ def sources_in(folder: Path, **options):
         "labels": "inferred",
         "label_mode": "int",
         "class_names": None,
-        "image_options": {"image_size": (8, 8)},
         "validation_split": None,
         "subset": None,
         "seed": None,
     }
-    return image_folder_sources(folder, **unsaid | options)
+    return image_folder_sources(folder, ImageOptions(image_size=(8, 8)), **unsaid | options)
 
 
 def source_in(folder: Path, **options):
@@ -267,14 +267,18 @@ class TestSplit:
         for part, source in sources.items():
             assert source.paths == self.paths_of(many, subset=part)
             # Labels go with their images.
-            numbers = source.labels_at(np.arange(source.num_examples))
+            numbers = source.labels_at(np.arange(len(source)))
             assert [names[number] for number in numbers] == [Path(path).parent.name for path in source.paths]
 
     def test_without_a_seed_both_are_disjoint(self, many):
         sources, _ = sources_in(many, validation_split=0.25, subset="both")
         assert not set(sources["training"].paths) & set(sources["validation"].paths)
-        training, validation = (self.paths_of(many, subset=part, seed=None) for part in sources)
-        assert not set(training) & set(validation)
+
+    @pytest.mark.parametrize("subset", ["training", "validation"])
+    def test_a_part_without_a_seed_is_refused(self, many, subset):
+        """Case N6: the other part may have been drawn by a seed."""
+        with pytest.raises(ValueError, match="must be the same for both parts.*subset='both'"):
+            images_in(many, validation_split=0.25, subset=subset)
 
     def test_of_both_only_training_is_shuffled_and_augmented(self, many):
         training, validation = images_in(
@@ -365,7 +369,7 @@ class TestImages:
         stores = set()
         for options in ({}, {"channels": 1}, {"resize": "pad"}, {"antialias": True}, {"label_mode": None}):
             dataset = images_in(photos, cache="disk", cache_dir=tmp_path / "cache", **options)
-            stores.add(str(dataset._pipeline.store.folder))
+            stores.add(str(dataset._recipe.store.folder))
         assert len(stores) == 5
 
     def test_a_moved_copy_is_no_stale_store(self, photos, tmp_path):
@@ -373,8 +377,8 @@ class TestImages:
         one = images_in(photos, **options)
         shutil.copytree(photos, tmp_path / "copy")
         other = images_in(tmp_path / "copy", **options)
-        assert one._pipeline.store.folder.exists()
-        assert one._pipeline.store.folder != other._pipeline.store.folder
+        assert one._recipe.store.folder.exists()
+        assert one._recipe.store.folder != other._recipe.store.folder
 
 
 def test_a_clean_folder_gives_no_warning(photos):

@@ -8,22 +8,15 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
-from keras_turbo.data.images import (
-    INTERPOLATIONS,
-    ImageOptions,
-    RandomResizedCrop,
-    decode_image,
-    image_kind,
-)
+from keras_turbo.data.images import INTERPOLATIONS, RandomResizedCrop
+from keras_turbo.data.sources.image_decoder import image_kind
 from tests.data.image_files import (
     IMAGE_SIZE,
     JPEGS,
     LOSSLESS,
-    SEED,
     assert_close,
     assert_equal,
     decode,
-    decode_eagerly,
     encoded,
     exif_segment,
     picture,
@@ -48,7 +41,7 @@ def test_sizes_are_those_of_keras(tmp_path, resize, keras_option):
         tmp_path, labels=None, image_size=IMAGE_SIZE, shuffle=False, batch_size=8, verbose=False, **keras_option
     )
     for data, by_keras, size in zip(files, next(iter(dataset)).numpy(), sizes, strict=True):
-        assert_close(decode(data, image_size=IMAGE_SIZE, resize=resize), by_keras, 0.501, size)
+        assert_close(decode(data, image_size=IMAGE_SIZE, resize=resize), by_keras, 1.501, size)
 
 
 @pytest.mark.parametrize("antialias", [False, True])
@@ -58,19 +51,20 @@ def test_interpolated_pixels_are_rounded_and_clipped(antialias):
     for interpolation in INTERPOLATIONS:
         options = {"interpolation": interpolation, "antialias": antialias}
         exact = np.asarray(tf.image.resize(noise, IMAGE_SIZE, interpolation, antialias=antialias), float)
-        pixels = decode_eagerly(data, image_size=IMAGE_SIZE, **options)
-        assert_close(pixels, np.clip(exact, 0, 255), 0.5001, interpolation)
+        pixels = decode(data, image_size=IMAGE_SIZE, **options)
+        by_opencv = interpolation == "bilinear" and not antialias
+        assert_close(pixels, np.clip(exact, 0, 255), 1.5001 if by_opencv else 0.5001, interpolation)
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "gaussian"])
 def test_pixels_of_the_wanted_size_are_left_alone(interpolation):
     for data in (JPEGS["baseline"], LOSSLESS["png"]):
-        assert_equal(decode_eagerly(data, image_size=(24, 40), interpolation=interpolation), decode(data))
+        assert_equal(decode(data, image_size=(24, 40), interpolation=interpolation), decode(data))
 
 
 def test_padding_is_black_and_centered():
     white = encoded(Image.new("RGB", (40, 20), (255, 255, 255)), "PNG")
-    pixels = decode_eagerly(white, image_size=(40, 40), resize="pad")
+    pixels = decode(white, image_size=(40, 40), resize="pad")
     np.testing.assert_array_equal(pixels[:10], 0)
     np.testing.assert_array_equal(pixels[10:30], 255)
     np.testing.assert_array_equal(pixels[30:], 0)
@@ -81,7 +75,7 @@ def test_extreme_shapes():
     tall = encoded(picture(700, 1), "JPEG")
     for data in (wide, tall):
         for resize in ("stretch", "pad", "crop"):
-            assert decode_eagerly(data, image_size=(6, 5), resize=resize).shape == (6, 5, 3)
+            assert decode(data, image_size=(6, 5), resize=resize).shape == (6, 5, 3)
 
 
 RANDOM = RandomResizedCrop(area=(0.1, 0.6), aspect_ratio=(0.5, 2.0))
@@ -102,7 +96,7 @@ def test_a_random_part_is_that_of_the_whole():
         whole = decode(data)
         for number in range(20):
             part = whole[sampled_region(whole.shape[:2], (number, 7))]
-            assert_equal(decode(data, seed=(number, 7), **options), resized(part, IMAGE_SIZE), (name, number))
+            assert_close(decode(data, seed=(number, 7), **options), resized(part, IMAGE_SIZE), 1, (name, number))
 
 
 def test_a_random_part_is_a_function_of_the_seed():
@@ -110,17 +104,6 @@ def test_a_random_part_is_a_function_of_the_seed():
     parts = [decode(JPEGS["baseline"], seed=(number % 10, 1), **options) for number in range(20)]
     np.testing.assert_array_equal(parts[:10], parts[10:])
     assert len({part.tobytes() for part in parts}) == 10
-
-
-def test_a_random_part_without_a_seed_is_refused():
-    with pytest.raises(ValueError, match="needs a `seed`"):
-        decode_image(tf.constant(b""), ImageOptions(image_size=(8, 8), random_resized_crop=RandomResizedCrop()))
-
-
-def test_seeds_of_32_bits():
-    options = ImageOptions(image_size=IMAGE_SIZE, random_resized_crop=RANDOM)
-    pixels = decode_image(tf.constant(JPEGS["baseline"]), options, tf.constant(SEED, tf.int32))
-    assert_equal(pixels.numpy(), decode(JPEGS["baseline"], image_size=IMAGE_SIZE, random_resized_crop=RANDOM))
 
 
 LARGE = encoded(picture(90, 130), "JPEG", quality=95)
@@ -136,8 +119,8 @@ LARGE = encoded(picture(90, 130), "JPEG", quality=95)
 def test_scaled_decoding_keeps_the_size_that_is_needed(resize, scales):
     for image_size, scale in scales.items():
         smaller = tf.io.decode_jpeg(LARGE, channels=3, ratio=scale).numpy()
-        expected = decode_eagerly(encoded(Image.fromarray(smaller), "PNG"), image_size=image_size, resize=resize)
-        pixels = decode_eagerly(LARGE, image_size=image_size, resize=resize, scaled_decode=True)
+        expected = decode(encoded(Image.fromarray(smaller), "PNG"), image_size=image_size, resize=resize)
+        pixels = decode(LARGE, image_size=image_size, resize=resize, scaled_decode=True)
         assert_equal(pixels, expected, (image_size, scale))
 
 
@@ -150,28 +133,28 @@ def test_scaled_decoding_of_a_centered_part():
     ]:
         smaller = tf.io.decode_jpeg(LARGE, channels=3, ratio=scale).numpy()
         part = smaller[:, columns.start // scale : -(-columns.stop // scale)]
-        pixels = decode_eagerly(LARGE, image_size=image_size, resize="crop", scaled_decode=True)
-        assert_equal(pixels, resized(part, image_size), image_size)
+        pixels = decode(LARGE, image_size=image_size, resize="crop", scaled_decode=True)
+        assert_close(pixels, resized(part, image_size), 1, image_size)
 
 
 def test_scaled_decoding_of_a_turned_picture():
     data = with_segments(LARGE, exif_segment(tiff(6)))
     smaller = tf.io.decode_jpeg(LARGE, channels=3, ratio=2).numpy()
-    pixels = decode_eagerly(data, image_size=(65, 45), scaled_decode=True)
+    pixels = decode(data, image_size=(65, 45), scaled_decode=True)
     assert_equal(pixels, turned(smaller, 6))
     whole = tf.io.decode_jpeg(LARGE, channels=3).numpy()
-    pixels = decode_eagerly(data, image_size=(45, 65), scaled_decode=True)
-    assert_equal(pixels, resized(turned(whole, 6), (45, 65)))
+    pixels = decode(data, image_size=(45, 65), scaled_decode=True)
+    assert_close(pixels, resized(turned(whole, 6), (45, 65)), 1)
 
 
 def test_scaled_decoding_of_a_random_part_looks_alike():
     options = {"image_size": (8, 8), "random_resized_crop": RANDOM}
     for number in range(10):
-        pixels = decode_eagerly(LARGE, seed=(number, 0), scaled_decode=True, **options).astype(float)
-        exact = decode_eagerly(LARGE, seed=(number, 0), antialias=True, **options)
+        pixels = decode(LARGE, seed=(number, 0), scaled_decode=True, **options).astype(float)
+        exact = decode(LARGE, seed=(number, 0), antialias=True, **options)
         assert np.abs(pixels - exact).mean() < 12
 
 
 def test_scaled_decoding_leaves_other_kinds_alone():
-    pixels = decode_eagerly(LOSSLESS["png"], image_size=IMAGE_SIZE, scaled_decode=True)
+    pixels = decode(LOSSLESS["png"], image_size=IMAGE_SIZE, scaled_decode=True)
     assert_equal(pixels, decode(LOSSLESS["png"], image_size=IMAGE_SIZE))

@@ -9,15 +9,11 @@ import pytest
 import tensorflow as tf
 from PIL import Image, ImageOps
 
-from keras_turbo.data import pillow_decoder
-from keras_turbo.data.images import (
-    IMAGE_ENDINGS,
-    ImageOptions,
-    decode_image,
-    image_kind,
-)
+from keras_turbo.data.images import ImageOptions
+from keras_turbo.data.sources.image_decoder import IMAGE_ENDINGS, ImageDecoder, image_kind
 from tests.data.image_files import (
     DEEP,
+    GRAY,
     ICC,
     IMAGE_SIZE,
     JPEG_TOLERANCE,
@@ -31,8 +27,6 @@ from tests.data.image_files import (
     assert_equal,
     by_pillow,
     decode,
-    decode_eagerly,
-    decoder,
     encoded,
     exif_segment,
     metadata_with,
@@ -53,6 +47,7 @@ def test_lossless_kinds_are_as_pillow_reads_them(channels):
         assert_close(decode(data, channels=channels), by_pillow(data, channels), tolerance, name)
 
 
+@pytest.mark.filterwarnings("ignore:There are images of 16 bits")
 @pytest.mark.parametrize("channels", [1, 3, 4])
 def test_16_bit_png_is_cut_to_its_upper_8(channels):
     expected = np.repeat((np.array(DEEP) >> 8)[..., np.newaxis], channels, -1)
@@ -94,60 +89,6 @@ def test_cmyk_jpeg(channels):
     assert_close(decode(plain, channels=channels), expected, 12)
 
 
-def test_common_kinds_never_enter_python(monkeypatch):
-    calls = []
-    original = pillow_decoder._pixels_or_problem
-    monkeypatch.setattr(pillow_decoder, "_pixels_or_problem", lambda *args: calls.append(args[0]) or original(*args))
-    monkeypatch.setattr(pillow_decoder, "_orientation", lambda data: calls.append(data) or np.int32(1))
-    options = ImageOptions(image_size=(8, 8))
-    common, rare = [*JPEGS.values(), LOSSLESS["png"]], LOSSLESS["bmp palette"]
-    dataset = tf.data.Dataset.from_tensor_slices([*common, rare]).map(lambda data: decode_image(data, options))
-    assert len(list(dataset)) == len(common) + 1
-    assert set(calls) == {rare}
-
-
-def test_mixed_kinds_under_one_ending_make_one_batch(tmp_path):
-    small = picture(8, 8)
-    files = {
-        "a.jpg": encoded(small, "JPEG"),
-        "b.jpg": encoded(small, "PNG"),
-        "c.jpg": encoded(small, "GIF", save_all=True, append_images=[picture(8, 8, seed=1)]),
-    }
-    for name, data in files.items():
-        (tmp_path / name).write_bytes(data)
-    options = ImageOptions(image_size=(8, 8))
-    paths = [str(tmp_path / name) for name in files]
-    dataset = tf.data.Dataset.from_tensor_slices(paths).map(
-        lambda path: decode_image(tf.io.read_file(path), options), num_parallel_calls=2
-    )
-    batches = list(dataset.batch(3))
-    assert dataset.batch(3).element_spec == tf.TensorSpec((None, 8, 8, 3), tf.uint8)
-    assert [batch.shape for batch in batches] == [(3, 8, 8, 3)]
-    for pixels, data in zip(batches[0].numpy(), files.values(), strict=True):
-        assert_close(pixels, by_pillow(data), JPEG_TOLERANCE)
-
-
-@pytest.mark.parametrize(
-    ("options", "shape"),
-    [
-        (ImageOptions(), [None, None, 3]),
-        (ImageOptions(channels=1), [None, None, 1]),
-        (ImageOptions(image_size=IMAGE_SIZE), [*IMAGE_SIZE, 3]),
-        (ImageOptions(image_size=IMAGE_SIZE, resize="crop"), [*IMAGE_SIZE, 3]),
-        (ImageOptions(image_size=IMAGE_SIZE, resize="pad"), [*IMAGE_SIZE, 3]),
-    ],
-    ids=str,
-)
-def test_static_shape(options, shape):
-    assert decoder(options).get_concrete_function().structured_outputs.shape.as_list() == shape
-
-
-def test_works_eagerly():
-    for data in (JPEGS["baseline"], LOSSLESS["png"], LOSSLESS["bmp palette"], encoded(RGB.convert("CMYK"), "JPEG")):
-        pixels = decode_eagerly(data, image_size=IMAGE_SIZE)
-        assert_equal(pixels, decode(data, image_size=IMAGE_SIZE))
-
-
 @pytest.mark.parametrize("order", ["<", ">"])
 @pytest.mark.parametrize("jfif", [True, False])
 def test_jpeg_is_turned_upright(order, jfif):
@@ -158,7 +99,7 @@ def test_jpeg_is_turned_upright(order, jfif):
         assert_equal(decode(data), expected, orientation)
         by_pillow = np.array(ImageOps.exif_transpose(Image.open(io.BytesIO(data))))
         assert_close(decode(data), by_pillow, JPEG_TOLERANCE, orientation)
-        assert_equal(decode(data, image_size=IMAGE_SIZE), resized(expected, IMAGE_SIZE), orientation)
+        assert_close(decode(data, image_size=IMAGE_SIZE), resized(expected, IMAGE_SIZE), 1, orientation)
         assert_equal(decode(data, exif_orientation=False), decode(stored), orientation)
 
 
@@ -209,9 +150,40 @@ def test_broken_metadata_counts_as_upright():
         (b"RIFF\0\0\0\0WAVEfmt ", None),
         (b"GIF is a kind", None),
         (b"<html>", None),
-        (b"II*\0", None),
     ],
 )
 def test_kinds_are_recognised_by_content(data, kind):
     assert image_kind(data[:16]) == kind
     assert kind is None or f".{kind}" in IMAGE_ENDINGS
+
+
+def test_16_bit_png_keeps_its_depth_where_that_is_asked_for():
+    pixels = decode(encoded(DEEP, "PNG"), channels=1, dtype="uint16")
+    np.testing.assert_array_equal(pixels[..., 0], np.array(DEEP))
+    pixels = decode(encoded(DEEP, "PNG"), channels=1, dtype="float32")
+    np.testing.assert_array_equal(pixels[..., 0], np.array(DEEP, np.float32))
+    spread = decode(encoded(GRAY, "PNG"), channels=1, dtype="uint16")
+    np.testing.assert_array_equal(spread[..., 0], np.array(GRAY).astype(np.uint16) * 257)
+
+
+def test_where_8_of_16_bits_are_kept_that_is_said_once():
+    decoder = ImageDecoder(ImageOptions(channels=1))
+    with pytest.warns(UserWarning, match="images of 16 bits, of which the upper 8 are kept.*dtype='uint16'") as caught:
+        [decoder.decode(encoded(DEEP, "PNG"), None, None) for _ in range(2)]
+    assert len(caught) == 1
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_tiff_is_as_pillow_reads_it(channels):
+    for image in (RGB, picture(9, 14), GRAY):
+        data = encoded(image, "TIFF")
+        assert_close(decode(data, channels=channels), by_pillow(data, channels), 1 if channels == 1 else 0, image.mode)
+
+
+def test_tiff_of_16_bits_and_turned():
+    data = encoded(DEEP, "TIFF")
+    np.testing.assert_array_equal(decode(data, channels=1, dtype="uint16")[..., 0], np.array(DEEP))
+    for orientation in range(1, 9):
+        data = encoded(RGB, "TIFF", exif=metadata_with(orientation))
+        assert_equal(decode(data), turned(np.array(RGB), orientation), orientation)
+        assert_equal(decode(data, exif_orientation=False), np.array(RGB), orientation)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_turbo.data.python_calls import call_on, process_is_ending
+from keras_turbo.data.engine.node import call_on, process_is_ending
 from tests.data.garbage import goes, keep_no_logs
 from tests.data.processes import run_python
 
@@ -93,7 +93,7 @@ ENDING_SCRIPT = """
 import threading, time
 import numpy as np
 import tensorflow as tf
-from keras_turbo.data.python_calls import call_on
+from keras_turbo.data.engine.node import call_on
 
 started = threading.Event()
 

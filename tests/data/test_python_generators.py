@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from keras_turbo import FastDataset
 from keras_turbo.data.convert import convert_images
-from keras_turbo.data.python_function import PythonFunction
+from keras_turbo.data.functions import PythonFunction
 from tests.data import python_data
 from tests.data.epochs import batches_of
 

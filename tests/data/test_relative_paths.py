@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from keras_turbo import FastDataset
 from keras_turbo.data.convert import write_tfrecords
-from keras_turbo.data.python_function import PythonFunction
+from keras_turbo.data.functions import PythonFunction
 from keras_turbo.data.sources import csv_table
 from tests.data.epochs import batches_of
 from tests.data.noise_images import write_images

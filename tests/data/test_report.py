@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from keras_turbo import FastDataset
-from keras_turbo.data.report import PipelineReport, StageFigures
+from keras_turbo.data.profile import PipelineReport, StageFigures
 from tests.data.epochs import rows_of
 from tests.data.noise_images import write_images
 
@@ -65,7 +65,7 @@ class TestStages:
         assert stages_of(report) == ["read", "decode", "map", "batch"]
         # The store is measured apart, and stays empty.
         assert report.stored_examples_per_second > 0
-        assert dataset._pipeline.store.num_filled == 0
+        assert dataset._recipe.store.num_filled == 0
         assert_sound(report)
 
     def test_of_files_one_by_one(self, photos, capsys):
@@ -80,7 +80,7 @@ class TestStages:
     def test_each_stage_has_what_it_adds(self, monkeypatch, capsys):
         # Seconds an example of gathering, up to the map, up to the augmentation, and of whole batches.
         measured = iter([0.01, 0.05, 0.04, 0.06])
-        monkeypatch.setattr("keras_turbo.data.report._seconds_per_example", lambda batches, budget: next(measured))
+        monkeypatch.setattr("keras_turbo.data.profile._seconds_per_example", lambda *_: next(measured))
         x = np.ones((20, 3), "float32")
         report = FastDataset(x, batch_size=4, map_fn=double, augment_fn=add_noise).report()
         added = {stage.name: stage.microseconds_per_example for stage in report.stages}

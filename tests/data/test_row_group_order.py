@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_turbo.data.example_order import ExampleOrder
+from keras_turbo.data.engine.order import ExampleOrder
 from keras_turbo.data.tables.row_group_order import RowGroupOrder
 
 SIZES = (5, 1, 40, 7, 7, 0, 13, 27)

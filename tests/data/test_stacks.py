@@ -164,7 +164,7 @@ class TestEpochs:
     def test_the_iterator_is_the_usual_one(self):
         dataset = FastDataset(X, Y, batch_size=4)
         iterator = iter(dataset)
-        assert type(iterator) is type(iter(tf.data.Dataset.range(1)))
+        assert isinstance(iterator, type(iter(tf.data.Dataset.range(1))))
         assert iterator.element_spec == dataset.element_spec
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
         model.compile("sgd", "mse", jit_compile=False)
@@ -172,7 +172,7 @@ class TestEpochs:
 
     def test_the_iterator_holds_what_it_needs_and_nothing_holds_it(self):
         dataset = FastDataset(X, Y, batch_size=4, shuffle=True, seed=0)
-        pipeline = weakref.ref(dataset._pipeline)
+        pipeline = weakref.ref(dataset._recipe)
         stacks = iter(dataset).stacks(2)
         del dataset
         assert shapes_of([stack[0] for stack in stacks])[:2] == [(2, 4), (2, 4)]
@@ -192,7 +192,7 @@ class TestFiles:
             batches = unstacked(stacks_of(one, 2)) if epoch in stacked else batches_of(one)
             assert_equal(batches, batches_of(other))
         if cache:
-            assert one._pipeline.store.num_filled == 11
+            assert one._recipe.store.num_filled == 11
 
     def test_a_store_left_half_way(self, photos):
         options = {"image_size": (4, 5), "batch_size": 3}

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from keras_turbo import FastDataset
-from keras_turbo.data.sources import tf_dataset
+from keras_turbo.data.sources import streams
 from tests.data.epochs import batches_of, bytes_of, rows_of
 from tests.data.garbage import goes, keep_no_logs
 
@@ -155,7 +155,7 @@ class TestBufferedShuffle:
         assert rows_of(dataset).tolist() == rows_of(dataset).tolist() == rows_of(self.build()).tolist()
 
     def test_a_buffer_smaller_than_the_data_is_warned_of(self, monkeypatch):
-        monkeypatch.setattr(tf_dataset, "_LARGEST_SHUFFLE_BUFFER", 5)
+        monkeypatch.setattr(streams, "_LARGEST_SHUFFLE_BUFFER", 5)
         with pytest.warns(UserWarning, match=r"mixes 5 neighbouring elements at a time.*cache='memory'"):
             dataset = self.build()
         order = rows_of(dataset)
@@ -169,7 +169,7 @@ class TestBufferedShuffle:
         assert sorted(rows_of(dataset)) == list(range(20))
 
     def test_the_buffer_takes_an_eighth_of_the_free_memory(self, monkeypatch):
-        monkeypatch.setattr(tf_dataset, "free_memory_bytes", lambda: 8 * 8 * 7)
+        monkeypatch.setattr(streams, "free_memory_bytes", lambda: 8 * 8 * 7)
         with pytest.warns(UserWarning, match="mixes 7 neighbouring elements"):
             self.build()
 
@@ -213,12 +213,22 @@ class TestStore:
         parts = [rows_of(dataset.shard(2, index)).tolist() for index in range(2)]
         assert sorted(parts[0] + parts[1]) == list(range(10))
 
-    @pytest.mark.parametrize(
-        ("source", "number"), [(of_unknown_length(), "an unknown number"), (numbers(3).repeat(), "infinitely many")]
-    )
-    def test_the_length_must_be_known(self, cache, tmp_path, source, number):
-        with pytest.raises(ValueError, match=rf"cache='{cache}' needs to know .* has {number}.*assert_cardinality"):
-            self.build(source, cache, tmp_path)
+    def test_what_has_no_end_is_refused(self, cache, tmp_path):
+        with pytest.raises(ValueError, match=rf"cache='{cache}' keeps all examples.*infinitely many.*cache=False"):
+            self.build(numbers(3).repeat(), cache, tmp_path)
+
+    def test_data_of_unknown_length_are_counted(self, cache, tmp_path):
+        batched = pairs(23).batch(4).unbatch()
+        dataset = self.build(batched, cache, tmp_path, shuffle=True, seed=0, map_fn=lambda x, y: (x, y + 1))
+        assert int(dataset.cardinality()) == 4
+        for _ in range(2):
+            x, y = (np.concatenate(rows) for rows in zip(*batches_of(dataset), strict=True))
+            assert sorted(x) == list(range(23))
+            np.testing.assert_array_equal(y, x * 10 + 1)
+
+    def test_no_element_is_an_error(self, cache, tmp_path):
+        with pytest.raises(ValueError, match="gave no element"):
+            self.build(numbers(3).filter(lambda n: n > 5), cache, tmp_path)
 
     def test_a_length_that_is_asserted(self, cache, tmp_path):
         source = of_unknown_length(7).apply(tf.data.experimental.assert_cardinality(7))
@@ -228,9 +238,7 @@ class TestStore:
     def test_a_wrong_length_is_an_error(self, cache, tmp_path, said, given, words):
         dataset = self.build(LyingDataset(numbers(given), said), cache, tmp_path)
         for _ in range(2):
-            with pytest.raises(
-                tf.errors.OpError, match=rf"gave {words} elements, where its cardinality\(\) says {said}\."
-            ):
+            with pytest.raises(ValueError, match=rf"gave {words} elements, where its cardinality\(\) says {said}\."):
                 batches_of(dataset)
 
     def test_a_wrong_assertion_is_an_error(self, cache, tmp_path):
@@ -264,3 +272,20 @@ def test_skipping_is_refused(cache, tmp_path):
         ValueError, match=r"on_error='skip' needs examples that can be loaded one by one.*ignore_errors"
     ):
         FastDataset(numbers(), on_error="skip", cache=cache, cache_dir=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: pairs().batch(4),
+        lambda: pairs().batch(4).prefetch(2),
+        lambda: pairs().shuffle(5).batch(4, drop_remainder=True).map(lambda x, y: (x + 1, y)).prefetch(1),
+        lambda: pairs().batch(4, num_parallel_calls=2).cache().repeat(2),
+    ],
+)
+def test_batches_of_batches_are_refused(make):
+    """Case N21."""
+    with pytest.raises(ValueError, match="has been batched, and batch_size=32 .*batch_size=None"):
+        FastDataset(make())
+    assert FastDataset(make(), batch_size=None).element_spec == make().element_spec
+    assert len(batches_of(FastDataset(make().unbatch(), batch_size=20))[0][0]) == 20

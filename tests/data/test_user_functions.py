@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from keras_turbo import FastDataset
-from keras_turbo.data.user_functions import ElementFunction, RandomFunction
+from keras_turbo.data.functions import ElementFunction, RandomFunction
 from tests.data.epochs import batches_of, bytes_of, rows_of
 
 # TensorFlow's own warning about random ops in functions, of which the rewriting here takes care.
@@ -350,3 +350,40 @@ def test_random_numbers_of_python_are_warned_of(draw):
             np.ones((4, 2), "float32"),
             augment_fn=lambda x: x * tf.numpy_function(lambda: np.float32(draw()), [], tf.float32),
         )
+
+
+class TestPairsOfImageAndMask:
+    """Case N1: never a mismatched pair in silence."""
+
+    images = np.arange(4 * 8 * 8 * 3, dtype="float32").reshape(4, 8, 8, 3)
+
+    @pytest.mark.parametrize(
+        "layer",
+        [keras.layers.RandomFlip, lambda: keras.Sequential([keras.layers.RandomFlip()])],
+        ids=["layer", "model"],
+    )
+    def test_a_layer_alone_is_refused(self, layer):
+        with pytest.raises(ValueError, match="leave y as it is, whose shape .* is that of masks.*segmentation_masks"):
+            FastDataset(self.images, self.images[..., :1], augment_fn=layer())
+
+    def test_as_one_dict_both_are_changed_alike(self):
+        pairs = {"images": self.images, "segmentation_masks": self.images[..., :1]}
+        dataset = FastDataset(pairs, batch_size=4, augment_fn=keras.layers.RandomFlip("horizontal"), seed=3)
+        flipped = 0
+        for _ in range(4):
+            for batch in dataset:
+                np.testing.assert_array_equal(batch["images"][..., :1], batch["segmentation_masks"])
+                flipped += int((batch["images"].numpy() != self.images).any(axis=(1, 2, 3)).sum())
+        assert 0 < flipped < 16
+
+    def test_labels_are_no_masks(self):
+        flip = keras.layers.RandomFlip()
+        FastDataset(self.images, np.arange(4), augment_fn=flip)
+        FastDataset(self.images, self.images[..., :1], augment_fn=keras.layers.GaussianNoise(0.1))
+        FastDataset(self.images, self.images[..., :1], augment_fn=lambda x, y: (flip(x), y))
+
+
+def test_a_map_fn_that_gives_ragged_tensors_is_refused():
+    """Case N13."""
+    with pytest.raises(ValueError, match=r"map_fn must return dense tensors.*Ragged.*to_tensor\(\)"):
+        FastDataset(np.arange(6), map_fn=lambda x: tf.ragged.range([x, 3]))

@@ -418,7 +418,7 @@ def test_an_error_of_ours_while_it_opens_leaves_nothing_open(monkeypatch):
     def broken(machine, environ):
         raise RuntimeError("broken")
 
-    monkeypatch.setattr(nvml, "visible", broken)
+    monkeypatch.setattr(nvml, "visible_to_cuda", broken)
     with pytest.raises(RuntimeError, match="broken"):
         NvmlSession({})
     assert library.open_sessions == 0

@@ -7,8 +7,8 @@ import os
 
 import pytest
 
-from keras_turbo.devices.cpu import Cores
 from keras_turbo.doctor.processor import Processor, findings, read_processor
+from keras_turbo.machine import Cores
 from tests.doctor.judging import checked, only, worst
 
 GB = 2**30

@@ -120,15 +120,19 @@ class WholeBatches:
     def cut(self, positions: Iterable[np.ndarray], group: int) -> Iterator[Piece]:
         """Pieces of up to `group` batches of positions that come in runs of any length."""
         size = self.batch_size or 1
+        together = group * size
         rest = np.empty(0, np.int64)
         for run in positions:
             run = np.concatenate([rest, run]) if len(rest) else run
-            end = len(run) // size * size
-            for begin in range(0, end, group * size):
-                yield self._piece(run[begin : min(begin + group * size, end)])
+            end = len(run) // together * together
+            for begin in range(0, end, together):
+                yield self._piece(run[begin : begin + together])
             rest = run[end:]
-        if len(rest) and not self.drop_remainder:
-            yield self._piece(rest)
+        full = len(rest) // size * size
+        if full:
+            yield self._piece(rest[:full])
+        if full < len(rest) and not self.drop_remainder:
+            yield self._piece(rest[full:])
 
     def _piece(self, positions: np.ndarray) -> Piece:
         if self.batch_size is None:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import io
 import json
 import os
 import pathlib
@@ -31,33 +30,17 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_turbo import files
 from keras_turbo.data.engine.elements import Elements
 from keras_turbo.data.engine.store import LARGEST_SHARE_OF_FREE, ExampleStore
-from keras_turbo.storage import paths as storage
 
 FORMAT_VERSION = 2
 
 # How often the marks of filled rows are saved while a store is being filled: what a killed process decodes again.
 _SAVE_INTERVAL_SECONDS = 30.0
 
-# What was begun and not finished for so long belongs to a process that died.
-_ABANDONED_AFTER_SECONDS = 3600.0
-
 # Two processes that find the same damaged store may each remove what the other has put in its place, once.
 _OPENING_TRIES = 3
-
-
-def default_cache_dir() -> pathlib.Path:
-    """The user's cache folder for keras_turbo: `$XDG_CACHE_HOME/keras_turbo`, by default `~/.cache/keras_turbo`."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    if not base:
-        try:
-            base = pathlib.Path.home() / ".cache"
-        except RuntimeError:
-            raise OSError(
-                "There is no folder for caches, since neither XDG_CACHE_HOME nor HOME is set. Set one, or give `cache_dir`."
-            ) from None
-    return pathlib.Path(base).absolute() / "keras_turbo"
 
 
 def digest(description: Any) -> str:
@@ -75,14 +58,6 @@ def fits_on_disk(num_bytes: int, cache_dir: pathlib.Path) -> bool:
         return num_bytes <= LARGEST_SHARE_OF_FREE * shutil.disk_usage(folder).free
     except OSError:
         return False
-
-
-def remove_abandoned(folder: pathlib.Path, prefix: str) -> None:
-    """Removes the unfinished files, whose names begin so, of processes that were killed while they wrote them."""
-    for leftover in folder.glob(f"{prefix}*"):
-        with contextlib.suppress(OSError):
-            if time.time() - leftover.stat().st_mtime > _ABANDONED_AFTER_SECONDS:
-                leftover.unlink()
 
 
 class DiskStore(ExampleStore):
@@ -119,8 +94,7 @@ class DiskStore(ExampleStore):
         weakref.finalize(self, self._save)
 
     @property
-    def num_filled(self) -> int:
-        """How many examples are there that are known to be whole."""
+    def num_ready(self) -> int:
         return int(np.count_nonzero(self._filled & ~self._unread))
 
     @property
@@ -182,17 +156,14 @@ def _save_sums(folder: pathlib.Path, leaves: list[np.ndarray], sums: np.ndarray,
     merged = np.where(sums >= 0, sums, saved)
     if np.array_equal(merged, saved):
         return
-    try:
+    # The folder may have been removed (its source changed), or cannot be written. The marks are a convenience for a
+    # later process; this one has its own in memory.
+    with contextlib.suppress(OSError):
         for leaf in leaves:
             if isinstance(leaf, np.memmap):
                 leaf.flush()
-        content = io.BytesIO()
-        np.save(content, merged)
-        storage.write_whole(str(folder / "sums.npy"), content.getvalue())
-    except OSError:
-        # The folder was removed (its source changed) or cannot be written. The marks are a convenience for a later
-        # process; this one has its own in memory.
-        pass
+        with files.writing(str(folder / "sums.npy")) as file:
+            np.save(file, merged)
 
 
 def open_disk_store(
@@ -216,12 +187,9 @@ def open_disk_store(
     family = cache_dir / digest(recipe)
     folder = family / digest([content, num_examples])
     family.mkdir(parents=True, exist_ok=True)
+    files.remove_abandoned(str(family))
     for sibling in family.iterdir():
-        if sibling.name.startswith(".making-"):
-            abandoned = time.time() - sibling.stat().st_mtime > _ABANDONED_AFTER_SECONDS
-        else:
-            abandoned = sibling != folder
-        if abandoned:
+        if sibling != folder and not sibling.name.startswith("."):
             shutil.rmtree(sibling, ignore_errors=True)
     manifest = {"recipe": recipe, "content": content, "num_examples": num_examples}
     for _ in range(_OPENING_TRIES):
@@ -264,18 +232,15 @@ def private_disk_store(elements: Elements, num_examples: int, cache_dir: pathlib
 
 
 def _make_folder(folder: pathlib.Path, elements: Elements, num_examples: int, manifest: dict) -> None:
-    """Makes an empty store beside its name and renames it, so that the name never stands for half a store."""
-    making = pathlib.Path(tempfile.mkdtemp(dir=folder.parent, prefix=".making-"))
+    """Makes an empty store."""
     try:
-        for index, (shape, dtype) in enumerate(elements.arrays):
-            path = making / f"{index}.npy"
-            np.lib.format.open_memmap(path, mode="w+", dtype=_in_files(dtype), shape=(num_examples, *shape))
-            _reserve(path)
-        (making / "manifest.json").write_text(json.dumps(manifest, indent=1))
-        making.chmod(0o755)  # mkdtemp's folders are closed to others, who may share the cache
-        os.rename(making, folder)
+        with files.writing_folder(str(folder)) as making:
+            for index, (shape, dtype) in enumerate(elements.arrays):
+                path = pathlib.Path(making) / f"{index}.npy"
+                np.lib.format.open_memmap(path, mode="w+", dtype=_in_files(dtype), shape=(num_examples, *shape))
+                _reserve(path)
+            (pathlib.Path(making) / "manifest.json").write_text(json.dumps(manifest, indent=1))
     except OSError:
-        shutil.rmtree(making, ignore_errors=True)
         # Another process was faster, and what it made is the same.
         if not _is_whole(folder, elements, num_examples):
             raise

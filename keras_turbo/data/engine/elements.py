@@ -54,7 +54,7 @@ class Elements:
     def row_bytes(self) -> int:
         """Bytes of an example, about where there are strings in it; unknown sizes count as 1."""
         return sum(
-            math.prod(size or 1 for size in leaf.shape.as_list())
+            math.prod(size or 1 for size in leaf.shape or ())
             * (self.string_bytes if leaf.dtype == tf.string else leaf.dtype.size)
             for leaf in self.leaves
         )
@@ -62,7 +62,7 @@ class Elements:
     @property
     def arrays(self) -> list[tuple[tuple[int, ...], np.dtype]]:
         """Shape and type of the arrays of an example; unknown sizes are 0."""
-        return [(tuple(size or 0 for size in leaf.shape), numpy_dtype(leaf.dtype)) for leaf in self.leaves]
+        return [(tuple(size or 0 for size in leaf.shape or ()), numpy_dtype(leaf.dtype)) for leaf in self.leaves]
 
     def zeros(self, count: int) -> list[Column]:
         """Columns of so many examples of zeros; unknown sizes are 0."""
@@ -75,7 +75,7 @@ class Elements:
         """The structure of `tf.TypeSpec`s of a batch of so many rows; None for any number."""
 
         def of(leaf: tf.TensorSpec, form: BatchForm) -> tf.TypeSpec:
-            shape = [batch_size, *leaf.shape]
+            shape = None if leaf.shape.rank is None else [batch_size, *leaf.shape]
             if form == "ragged":
                 return tf.RaggedTensorSpec(shape, leaf.dtype, ragged_rank=1, row_splits_dtype=tf.int64)
             if form == "sparse":
@@ -90,7 +90,7 @@ class Elements:
         specs = []
         for leaf, form in zip(self.leaves, self.forms or ["dense"] * len(self.leaves), strict=True):
             if form == "dense":
-                specs.append(tf.TensorSpec([batch_size, *leaf.shape], leaf.dtype))
+                specs.append(tf.TensorSpec(None if leaf.shape.rank is None else [batch_size, *leaf.shape], leaf.dtype))
             else:
                 specs += [tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype), tf.TensorSpec([None], tf.int64)]
         return specs
@@ -144,7 +144,7 @@ def _stacked(rows: list[np.ndarray], leaf: tf.TensorSpec) -> np.ndarray:
             "in map_fn, or give batch_size=None."
         )
     if not rows:
-        return np.empty((0, *[size or 0 for size in leaf.shape]), numpy_dtype(leaf.dtype))
+        return np.empty((0, *[size or 0 for size in leaf.shape or ()]), numpy_dtype(leaf.dtype))
     return np.stack(rows)
 
 

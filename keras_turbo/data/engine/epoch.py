@@ -96,6 +96,7 @@ class Epoch:
         recipe = self._recipe
         assert isinstance(recipe.batches, WholeBatches)  # noqa: S101 (of others nothing is left out)
         size, group = recipe.batches.batch_size or 1, self._group or 1
+        many = group * size
         # Which examples are in the batches before the first is known only once they are made.
         to_leave_out = self._first * size
         runs = (run[~recipe.failures.have_failed(run)] for run in recipe.order.pieces(self._number))
@@ -105,7 +106,7 @@ class Epoch:
             columns, failed = self._result(begun)
             self._report(begun.piece, failed)
             count = len(begun.piece.positions)
-            if begun.lent and count == group * size and not (failed or rows or to_leave_out):
+            if begun.lent and count == many and not (failed or rows or to_leave_out):
                 yield begun.lent
                 continue
             good = np.delete(np.arange(count), list(failed))
@@ -113,13 +114,16 @@ class Epoch:
             to_leave_out -= len(good) - len(wanted)
             waiting.append(taken(columns, wanted))
             rows += len(wanted)
-            while rows >= size:
+            while rows >= many:
                 together = concatenated(waiting)
-                many = min(group, rows // size) * size
                 yield self._packed([column[:many] for column in together], many)
                 waiting, rows = [[column[many:] for column in together]], rows - many
-        if rows and not recipe.batches.drop_remainder:
-            yield self._packed(concatenated(waiting), rows)
+        together = concatenated(waiting) if rows else []
+        full = rows // size * size
+        if full:
+            yield self._packed([column[:full] for column in together], full)
+        if full < rows and not recipe.batches.drop_remainder:
+            yield self._packed([column[full:] for column in together], rows - full)
 
     def _report(self, piece: Piece, failed: dict[int, Exception]) -> None:
         for index, error in sorted(failed.items()):

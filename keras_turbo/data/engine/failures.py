@@ -114,6 +114,8 @@ class Failures:
 def reason_of(error: Exception) -> str:
     """What went wrong, as a sentence, without what TensorFlow puts around it."""
     text = getattr(error, "message", None) or str(error) or type(error).__name__
+    # Of an error in Python that a graph called, where it was raised comes along.
+    text = text.partition("\nTraceback (most recent call last):")[0] or text
     return _in_a_sentence(_OP_NOISE.sub(" ", _ASSERTED.sub(_as_it_was, text)))
 
 

@@ -75,7 +75,7 @@ class Recipe:
     def _has_everything(self) -> bool:
         if self.store is None or self.store.is_complete or self.fill_store is not None:
             return self.store is not None
-        if self.store.num_filled + len(self.failures.skipped) < self.order.num_examples:
+        if self.store.num_ready + len(self.failures.skipped) < self.order.num_examples:
             return False  # the usual case, told apart from the others at the cost of counting
         is_partial = self.order.is_fixed and not self.order.is_whole
         wanted = self.order.positions(0) if is_partial else np.arange(self.order.num_positions)

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from keras_turbo.data.engine.elements import Column, Elements, numpy_dtype
 from keras_turbo.data.engine.slots import aligned_empty
-from keras_turbo.devices.free_memory import free_memory_bytes
+from keras_turbo.machine import free_memory_bytes
 
 # A store never takes more than this share of the free memory, or of the free disk: the model, its activations and
 # everybody else's processes want some too. People who cached all that fitted lost more to restarts than they gained.
@@ -67,6 +67,11 @@ class ExampleStore:
     def num_filled(self) -> int:
         """How many examples are there."""
         return int(np.count_nonzero(self._filled))
+
+    @property
+    def num_ready(self) -> int:
+        """How many examples are there, and are known to be whole."""
+        return self.num_filled
 
     @property
     def num_bytes(self) -> int:

@@ -9,27 +9,25 @@ CACHE_DIR/tfrecord/unpacked/<digest of path>/<digest of size and time of change>
 
 from __future__ import annotations
 
-import contextlib
-import os
 import pathlib
-import tempfile
+import shutil
 import warnings
 import zlib
 from collections.abc import Iterator, Sequence
-from typing import BinaryIO
+from typing import IO
 
-from keras_turbo.data.engine.disk_store import digest, fits_on_disk, remove_abandoned
-from keras_turbo.data.records.index import DAMAGE_MARK, HEADER_BYTES, digest_of_path, length_in, record_offsets
+from keras_turbo import files as storage
+from keras_turbo.data.engine.disk_store import digest, fits_on_disk
+from keras_turbo.data.records.index import DAMAGE_MARK, HEADER_BYTES, digest_of_path, length_in
+from keras_turbo.files import is_remote
 from keras_turbo.progress import progress_bar
-from keras_turbo.storage import paths as storage
-from keras_turbo.storage.schemes import is_remote
 
 COMPRESSIONS = (None, "", "GZIP", "ZLIB")
 
 _CHUNK_BYTES = 1 << 20
 
-# How the names of copies begin that are not whole.
-_UNFINISHED = ".unpacking-"
+# How much is asked for at a time behind a scheme.
+_READ_AHEAD_BYTES = 8 << 20
 
 # What zlib is told about the header to expect: a gzip one (16 on top of the window's 15 bits), or its own.
 _WINDOW_BITS = {"GZIP": 31, "ZLIB": 15}
@@ -40,11 +38,7 @@ _ALWAYS_ALLOWED_BYTES = 1 << 28
 
 
 def check_compression(compression: str | None) -> None:
-    """Checks what was given as `compression`.
-
-    Raises:
-        ValueError: it is none of `COMPRESSIONS`.
-    """
+    """Raises ValueError if what was given as `compression` is none of `COMPRESSIONS`."""
     if compression not in COMPRESSIONS:
         raise ValueError(
             "`compression` must be 'GZIP', 'ZLIB', '' (not compressed), or None, to tell by each file's first bytes. "
@@ -86,52 +80,54 @@ def local_copies(
         OSError: a file can't be read, or the cache folder can't take the copy.
         ValueError: a file unpacks to more.
     """
-    copies: list[str] = []
-    missing: list[tuple[int, int]] = []
-    statuses = storage.statuses_of(paths)
-    for number, (path, compression, status) in enumerate(zip(paths, compressions, statuses, strict=True)):
-        copies.append(path)
+    copies = list(paths)
+    missing = {}
+    for number, status in enumerate(storage.each_path(storage.status_of, paths)):
         # An empty file holds nothing that could be unpacked.
-        if status.size and (compression or is_remote(path)):
-            name = f"{digest([*status, compression])}.tfrecord"
-            copies[-1] = str(cache_folder / "tfrecord" / "unpacked" / digest_of_path(path) / name)
-            if not os.path.exists(copies[-1]):
-                missing.append((number, status.size))
-    movable = [(number, size) for number, size in missing if not compressions[number]]
-    num_bytes = sum(size for _, size in movable)
-    if movable and not fits_on_disk(num_bytes, cache_folder):
+        if status.size and (compressions[number] or is_remote(paths[number])):
+            name = f"{digest([*status, compressions[number]])}.tfrecord"
+            place = cache_folder / "tfrecord" / "unpacked" / digest_of_path(paths[number]) / name
+            copies[number] = str(place)
+            if not place.exists():
+                missing[number] = status.size
+    movable = {number: size for number, size in missing.items() if not compressions[number]}
+    if movable and not fits_on_disk(sum(movable.values()), cache_folder):
         warnings.warn(
-            f"{len(movable)} TFRecord files ({num_bytes / 1e9:.1f} GB), {paths[movable[0][0]]!r} among them, would take "
-            f"more than half of the free disk of {str(cache_folder)!r}. They are read where they are, which is a request "
-            "for each record if they are shuffled. Give a folder with more room as `cache_dir`.",
+            f"{len(movable)} TFRecord files ({sum(movable.values()) / 1e9:.1f} GB), {paths[min(movable)]!r} among them, "
+            f"would take more than half of the free disk of {str(cache_folder)!r}. They are read where they are, which "
+            "is a request for each record if they are shuffled. Give a folder with more room as `cache_dir`.",
             stacklevel=4,  # where from_tfrecord is called
         )
-        for number, _ in movable:
-            copies[number] = paths[number]
-        missing = [one for one in missing if one not in movable]
+        copies = [paths[number] if number in movable else copy for number, copy in enumerate(copies)]
+        missing = {number: size for number, size in missing.items() if number not in movable}
     with progress_bar("Copying TFRecords to the cache", len(missing)) as advance:
-        for number, size in missing:
+        for number, size in missing.items():
             limit = most_bytes or max(_LARGEST_RATIO * size, _ALWAYS_ALLOWED_BYTES)
-            _copy(paths[number], compressions[number], size, limit, pathlib.Path(copies[number]))
+            _copy(paths[number], compressions[number], limit, pathlib.Path(copies[number]))
             advance(1)
     return copies
 
 
-def _copy(path: str, compression: str, size: int, limit: int, place: pathlib.Path) -> None:
-    temporary = None
-    remove_abandoned(place.parent, _UNFINISHED)
+def _copy(path: str, compression: str, limit: int, place: pathlib.Path) -> None:
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=place.parent, prefix=_UNFINISHED)
-        with os.fdopen(handle, "w+b") as copy, storage.opened(path) as original:
-            if compression:
-                _unpack(path, original, copy, _WINDOW_BITS[compression], limit)
-            else:
-                for chunk in iter(lambda: original.read(_CHUNK_BYTES), b""):
-                    copy.write(chunk)
-                if copy.tell() != size:
-                    raise OSError(f"{copy.tell()} of {size} bytes came")
-        os.replace(temporary, place)
+        storage.make_folder(str(place.parent))
+        storage.remove_abandoned(str(place.parent))
+        with (
+            storage.writing(str(place), syncs=False) as copy,
+            storage.opened(path, read_ahead_bytes=_READ_AHEAD_BYTES) as (original, _),
+        ):
+            if not compression:
+                shutil.copyfileobj(original, copy, _CHUNK_BYTES)
+            try:
+                for data in _unpacked(original, _WINDOW_BITS[compression]) if compression else ():
+                    copy.write(data)
+                    if copy.tell() > limit:
+                        raise ValueError(
+                            f"{path!r} unpacks to more than {limit / 1e6:,.0f} MB, which is a lot for its size. If you "
+                            "trust it, give a larger `max_unpacked_bytes`."
+                        )
+            except (zlib.error, EOFError):
+                copy.write(DAMAGE_MARK)
         for outdated in set(place.parent.glob("*.tfrecord")) - {place}:
             outdated.unlink(missing_ok=True)
     except OSError as error:
@@ -141,32 +137,9 @@ def _copy(path: str, compression: str, size: int, limit: int, place: pathlib.Pat
             f"{path!r} {why} into {str(place.parent)!r} before it is read by position, which failed ({error}). If the "
             "disk is full, give a folder with more room as `cache_dir`",
         ) from error
-    finally:
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
 
 
-def _unpack(path: str, packed: storage.Readable, copy: BinaryIO, window_bits: int, limit: int) -> None:
-    try:
-        for data in _unpacked(packed, window_bits):
-            copy.write(data)
-            if copy.tell() > limit:
-                raise ValueError(
-                    f"{path!r} unpacks to more than {limit / 1e6:,.0f} MB, which is a lot for its size. If you trust it, "
-                    "give a larger `max_unpacked_bytes`."
-                )
-    except (zlib.error, EOFError):
-        copy.flush()
-        # The half of a record would be told of by what it lacks, and not by why it does.
-        descriptor = copy.fileno()
-        end = record_offsets(lambda offset, size: os.pread(descriptor, size, offset), copy.tell())[-1]
-        copy.seek(int(end))
-        copy.truncate()
-        copy.write(DAMAGE_MARK)
-
-
-def _unpacked(packed: storage.Readable, window_bits: int) -> Iterator[bytes]:
+def _unpacked(packed: IO[bytes], window_bits: int) -> Iterator[bytes]:
     """What is packed in a file, or in several behind one another; raises `EOFError` if the last is not whole."""
     decompressor, data = zlib.decompressobj(window_bits), b""
     while data := data or packed.read(_CHUNK_BYTES):

@@ -1,13 +1,14 @@
-"""What is parsed of records: as a user gives it, or inferred from the first of them; and the parsing."""
+"""What is parsed of records: as a user gives it, or inferred from some of them; and the parsing."""
 
 from __future__ import annotations
 
 import collections
+import dataclasses
 import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -26,10 +27,8 @@ _FORMS: dict[type, BatchForm] = {
     tf.io.FixedLenSequenceFeature: "padded",
 }
 
-_DTYPES = {"bytes_list": tf.string, "float_list": tf.float32, "int64_list": tf.int64}
-_KINDS = {dtype: kind for kind, dtype in _DTYPES.items()}
-# The fewest bytes that a value takes in a record: a length and a key, a number of 4 bytes, a number of 7 bits.
-_FEWEST_BYTES = {tf.string: 2, tf.float32: 4, tf.int64: 1}
+KINDS = {"bytes_list": tf.string, "float_list": tf.float32, "int64_list": tf.int64}
+"""The kinds of lists in a record."""
 
 # In records as long as this, copying the bytes takes longer than looking at each in Python; numbers, of which each is a
 # Python object there, must be few.
@@ -42,55 +41,50 @@ _REMEDY = (
 )
 
 
-class Field(Protocol):
-    """One tensor of an example."""
+@dataclasses.dataclass(frozen=True)
+class Field:
+    """One tensor of an example.
 
-    #: Of the tensor in one example.
+    Attributes:
+        name: of the feature.
+        spec: of the tensor in one example.
+        form: what it is in a batch.
+        features: what is parsed for it: features of fixed length, and ragged ones.
+        column: of what is parsed of some examples its values: of fixed features stacked, of ragged ones a list.
+        fewest_bytes: what it takes of a record at least.
+        is_image: whether what is parsed is an image file, and the tensor its pixels.
+    """
+
+    name: str
     spec: tf.TensorSpec
-    #: What it is in a batch.
     form: BatchForm
-
-    @property
-    def fewest_bytes(self) -> int:
-        """What it takes of a record at least."""
-        ...
-
-    def features(self) -> Features:
-        """What is parsed for it: features of fixed length, and ragged ones."""
-        ...
-
-    def column(self, parsed: dict[str, Column]) -> Column:
-        """Its values for some examples: of fixed features stacked, of ragged ones a list of vectors."""
-        ...
+    features: Features
+    column: Callable[[dict[str, Column]], Column]
+    fewest_bytes: int
+    is_image: bool = False
 
 
-class NamedField:
+def field_of(name: str, feature: Any) -> Field:
     """A feature as a user gives it. What has no fixed length is parsed as ragged, which tells where a row ends."""
+    form = _FORMS[type(feature)]
+    shape = tf.TensorShape(getattr(feature, "shape", []))
+    if form == "dense":
+        fewest = 0 if feature.default_value is not None else fewest_bytes(shape, feature.dtype)
+        return Field(
+            name, tf.TensorSpec(shape, feature.dtype), form, {name: feature}, lambda parsed: parsed[name], fewest
+        )
+    ragged = tf.io.RaggedFeature(feature.dtype, getattr(feature, "value_key", None), row_splits_dtype=tf.int64)
 
-    def __init__(self, name: str, feature: Any) -> None:
-        self.name = name
-        self._feature = feature
-        self.form: BatchForm = _FORMS[type(feature)]
-        inner = tf.TensorShape(getattr(feature, "shape", []))
-        self.spec = tf.TensorSpec(inner if self.form == "dense" else [None, *inner], feature.dtype)
+    def rows(parsed: dict[str, Column]) -> Column:
+        return [row.reshape(-1, *shape) for row in parsed[name]]
 
-    @property
-    def fewest_bytes(self) -> int:
-        has_default = getattr(self._feature, "default_value", None) is not None
-        return 0 if has_default else fewest_bytes(self.spec.shape, self.spec.dtype)
+    return Field(name, tf.TensorSpec([None, *shape], feature.dtype), form, {name: ragged}, rows, 0)
 
-    def features(self) -> Features:
-        feature = self._feature
-        if self.form != "dense":
-            value_key = getattr(feature, "value_key", None)
-            feature = tf.io.RaggedFeature(feature.dtype, value_key, row_splits_dtype=tf.int64)
-        return {self.name: feature}
 
-    def column(self, parsed: dict[str, Column]) -> Column:
-        column = parsed[self.name]
-        if self.form == "padded":
-            return [row.reshape(-1, *self.spec.shape[1:]) for row in column]
-        return column
+def fewest_bytes(shape: tf.TensorShape, dtype: tf.DType) -> int:
+    """What so many values take of a record at least; 0 where there may be none."""
+    # Of an integer in a list 7 bits, of a string its length and what is in front of that.
+    return (shape.num_elements() or 0) * {tf.int64: 1, tf.string: 2}.get(dtype, dtype.size)
 
 
 Parser = Callable[[Sequence[bytes]], dict[str, Column]]
@@ -102,65 +96,60 @@ def parser_of(features: Features, mean_bytes: float) -> Parser:
     is_by_python = mean_bytes > _LONG_RECORD_BYTES and all(
         isinstance(feature, tf.io.FixedLenFeature)
         and feature.default_value is None
-        and (feature.dtype == tf.string or tf.TensorShape(feature.shape).num_elements() <= _FEW_VALUES)
+        and (feature.dtype == tf.string or (tf.TensorShape(feature.shape).num_elements() or 0) <= _FEW_VALUES)
         for feature in features.values()
     )
-    return _PythonParser(features) if is_by_python else _GraphParser(features)
+    return _python_parser(features) if is_by_python else _graph_parser(features)
 
 
-class _GraphParser:
-    """Parses many records by one call of `tf.io.parse_example`, without Python's lock."""
+def _graph_parser(features: Features) -> Parser:
+    """Many records by one call of `tf.io.parse_example`, without Python's lock."""
 
-    def __init__(self, features: Features) -> None:
-        self._is_ragged = {name: isinstance(feature, tf.io.RaggedFeature) for name, feature in features.items()}
+    def traced(records: tf.Tensor) -> list[tf.Tensor]:
+        parsed = tf.io.parse_example(records, features)
+        return tf.nest.flatten([parsed[name] for name in features], expand_composites=True)
 
-        def parse(records: tf.Tensor) -> list[tf.Tensor]:
-            parsed = tf.io.parse_example(records, features)
-            return tf.nest.flatten([parsed[name] for name in features], expand_composites=True)
+    with tf.device("CPU:0"):
+        function: Any = tf.function(traced, input_signature=[tf.TensorSpec([None], tf.string)], autograph=False)
+        concrete = function.get_concrete_function()
 
+    def parse(records: Sequence[bytes]) -> dict[str, Column]:
         with tf.device("CPU:0"):
-            traced: Any = tf.function(parse, input_signature=[tf.TensorSpec([None], tf.string)], autograph=False)
-            self._parse = traced.get_concrete_function()
-
-    def __call__(self, records: Sequence[bytes]) -> dict[str, Column]:
-        with tf.device("CPU:0"):
-            arrays = iter([as_array(tensor) for tensor in self._parse(tf.constant(records, tf.string))])
+            arrays = iter([as_array(tensor) for tensor in concrete(tf.constant(records, tf.string))])
         columns: dict[str, Column] = {}
-        for name, is_ragged in self._is_ragged.items():
+        for name, feature in features.items():
             column = next(arrays)
-            if is_ragged:
+            if isinstance(feature, tf.io.RaggedFeature):
                 column = [column[begin:end] for begin, end in itertools.pairwise(next(arrays).tolist())]
             columns[name] = column
         return columns
 
+    return parse
 
-class _PythonParser:
-    """Parses long records one by one: of 32 KB in 5 us each, where TensorFlow, which copies more, takes 25."""
 
-    def __init__(self, features: Features) -> None:
-        self._wanted = [
-            (name, _KINDS[feature.dtype], tf.TensorShape(feature.shape).as_list(), numpy_dtype(feature.dtype))
-            for name, feature in features.items()
-        ]
+def _python_parser(features: Features) -> Parser:
+    """Long records one by one: of 32 KB in 5 us each, where TensorFlow, which copies more, takes 25."""
+    kind_of = {dtype: kind for kind, dtype in KINDS.items()}
+    wanted = [
+        (name, kind_of[feature.dtype], tf.TensorShape(feature.shape).as_list(), numpy_dtype(feature.dtype))
+        for name, feature in features.items()
+    ]
 
-    def __call__(self, records: Sequence[bytes]) -> dict[str, Column]:
-        columns = {name: np.empty((len(records), *shape), dtype) for name, _, shape, dtype in self._wanted}
+    def parse(records: Sequence[bytes]) -> dict[str, Column]:
+        columns = {name: np.empty((len(records), *shape), dtype) for name, _, shape, dtype in wanted}
         for index, record in enumerate(records):
-            features = tf.train.Example.FromString(record).features.feature
-            for name, kind, shape, dtype in self._wanted:
-                values = getattr(features[name], kind).value
+            there = tf.train.Example.FromString(record).features.feature
+            for name, kind, shape, dtype in wanted:
+                values = getattr(there[name], kind).value
                 if len(values) != math.prod(shape):
                     raise ValueError(
                         f"the feature {name!r} has {len(values)} values in its {kind}, and {math.prod(shape)} are "
-                        f"needed for the shape {shape}."
+                        f"needed for the shape {tuple(shape)}."
                     )
                 columns[name][index] = np.array(values, dtype).reshape(shape) if shape else values[0]
         return columns
 
-
-def fewest_bytes(shape: tf.TensorShape, dtype: tf.DType) -> int:
-    """What a list of so many values takes of a record at least; 0 where it may have none."""
-    return (shape.num_elements() or 0) * _FEWEST_BYTES.get(dtype, 1)
+    return parse
 
 
 def check_features(features: Any) -> Features:
@@ -183,15 +172,12 @@ def check_features(features: Any) -> Features:
         if type(feature) not in _FORMS:
             kinds = ", ".join(f"tf.io.{kind.__name__}" for kind in _FORMS)
             raise TypeError(f"`features[{name!r}]` must be one of {kinds}. Received: {feature!r}.")
-        if getattr(feature, "partitions", ()):
+        pads = isinstance(feature, tf.io.FixedLenSequenceFeature) and feature.default_value not in (None, 0, "", b"")
+        if pads or getattr(feature, "partitions", ()):
             raise ValueError(
-                f"The feature {name!r} has partitions, and is ragged in several dimensions, which examples can't be one "
-                "by one. Leave the partitions out, or read the records with tf.data.TFRecordDataset."
-            )
-        if isinstance(feature, tf.io.FixedLenSequenceFeature) and feature.default_value not in (None, 0, "", b""):
-            raise ValueError(
-                f"The feature {name!r} is padded with zeros, and can't be with {feature.default_value!r}. Give a "
-                "tf.io.RaggedFeature, and pad in map_fn."
+                f"`features[{name!r}]` must have no partitions, and no default_value to pad with: examples are put "
+                "together in batches as ragged vectors, or padded with zeros. Give a tf.io.RaggedFeature, and do the "
+                f"rest in map_fn. Received: {feature!r}."
             )
     return dict(features)
 
@@ -230,9 +216,9 @@ def infer_features(records: Iterable[tuple[str, bytes]]) -> Features:
     for key, kind in sorted(kinds.items()):
         length, *others = {*lengths[key], *([0] if len(lengths[key]) < number else [])}
         if others or not length:
-            features[key] = tf.io.RaggedFeature(_DTYPES[kind])
+            features[key] = tf.io.RaggedFeature(KINDS[kind])
         else:
-            features[key] = tf.io.FixedLenFeature([] if length == 1 else [length], _DTYPES[kind])
+            features[key] = tf.io.FixedLenFeature([] if length == 1 else [length], KINDS[kind])
     return features
 
 
@@ -241,10 +227,8 @@ def features_as_code(features: Features) -> str:
     lines = []
     for name, feature in features.items():
         shape = f"{list(tf.TensorShape(feature.shape))}, " if hasattr(feature, "shape") else ""
-        lines.append(
-            f"    {json.dumps(name, ensure_ascii=False)}: "
-            f"tf.io.{type(feature).__name__}({shape}tf.{feature.dtype.name}),"
-        )
+        made = f"tf.io.{type(feature).__name__}({shape}tf.{feature.dtype.name})"
+        lines.append(f"    {json.dumps(name, ensure_ascii=False)}: {made},")
     return "\n".join(["features = {", *lines, "}"])
 
 

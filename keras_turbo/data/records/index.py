@@ -14,7 +14,6 @@ what follows, then the offsets. One that does not fit the file any more, is dama
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import io
 import os
@@ -27,10 +26,8 @@ from typing import Any
 import google_crc32c
 import numpy as np
 
-from keras_turbo.data.sources.files import read_whole
-from keras_turbo.storage import paths as storage
-from keras_turbo.storage.paths import Status
-from keras_turbo.storage.schemes import is_remote
+from keras_turbo import files as storage
+from keras_turbo.files import is_remote
 
 FORMAT_VERSION = 1
 INDEX_FOLDER = ".keras_turbo_index"
@@ -56,34 +53,8 @@ _NUM_HEADER_FIELDS = 4
 _MOST_NPY_HEADER_BYTES = 1 << 10
 
 
-@dataclasses.dataclass(frozen=True)
-class RecordIndex:
-    """The records of one file.
-
-    Attributes:
-        path: of the file that is read: for a compressed one, or one behind a scheme, mostly of a copy.
-        offsets: int64 vector: where each entry begins, and where the last one ends.
-        is_damaged: whether the last entry is no record but what is left of a file that is truncated there, or the
-            header of a record whose length is damaged.
-    """
-
-    path: str
-    offsets: np.ndarray
-    is_damaged: bool
-
-    @property
-    def num_entries(self) -> int:
-        """Number of records, and one more for a damaged rest."""
-        return len(self.offsets) - 1
-
-    @property
-    def num_records(self) -> int:
-        """Number of records."""
-        return self.num_entries - self.is_damaged
-
-
-def index_of(path: str, read_at: ReadAt, cache_folder: pathlib.Path) -> RecordIndex:
-    """The index of an uncompressed file: the one that was kept if it is up to date, else a new one, which is kept.
+def index_of(path: str, read_at: ReadAt, cache_folder: pathlib.Path) -> np.ndarray:
+    """The offsets of the records in an uncompressed file, as `record_offsets` gives them, kept or to be kept.
 
     Args:
         path: the file.
@@ -94,26 +65,36 @@ def index_of(path: str, read_at: ReadAt, cache_folder: pathlib.Path) -> RecordIn
         OSError: the file can't be read.
     """
     status = storage.status_of(path)
-    places = _places(path, cache_folder)
-    kept = (_load(place, status) for place in places)
-    offsets = next((offsets for offsets in kept if offsets is not None), None)
-    if offsets is None:
-        offsets = record_offsets(read_at, status.size, passes_over=not is_remote(path))
-        header = [FORMAT_VERSION, *status, zlib.crc32(offsets.tobytes())]
-        content = io.BytesIO()
-        np.save(content, np.concatenate([np.array(header, np.int64), offsets]))
-        for place in places:
-            with contextlib.suppress(OSError):
-                storage.make_folder(os.path.dirname(place))
-                storage.write_whole(place, content.getvalue())
-                break
-    begin = int(offsets[-1])
-    if begin == status.size:
-        return RecordIndex(path, offsets, is_damaged=False)
-    # Of a damaged length the rest of the file, however large, tells nothing.
-    header = read_at(begin, HEADER_BYTES)
-    is_cut = len(header) < HEADER_BYTES or length_in(header) is not None
-    return RecordIndex(path, np.append(offsets, status.size if is_cut else begin + HEADER_BYTES), is_damaged=True)
+    places = [str(cache_folder / "tfrecord" / "index" / f"{digest_of_path(path)}.npy")]
+    folder, name = os.path.split(storage.absolute(path))
+    # A link would be followed out of the data's folder.
+    if not is_remote(path) and not os.path.islink(os.path.join(folder, INDEX_FOLDER)):
+        places.insert(0, os.path.join(folder, INDEX_FOLDER, f"{name}.npy"))
+    for place in places:
+        with contextlib.suppress(Exception):  # whatever NumPy makes of something else that lies there
+            return _load(place, status)
+    offsets = record_offsets(read_at, status.size, passes_over=not is_remote(path))
+    header = [FORMAT_VERSION, *status, zlib.crc32(offsets.tobytes())]
+    for place in places:
+        with contextlib.suppress(OSError):
+            storage.make_folder(os.path.dirname(place))
+            with storage.writing(place, syncs=False) as file:
+                np.save(file, np.concatenate([np.array(header, np.int64), offsets]))
+            break
+    return offsets
+
+
+def _load(place: str, status: storage.Status) -> np.ndarray:
+    most_offsets = 1 + status.size // FRAME_BYTES
+    if storage.status_of(place).size > _MOST_NPY_HEADER_BYTES + 8 * (_NUM_HEADER_FIELDS + most_offsets):
+        raise ValueError("It is larger than an index of this file can be.")
+    vector = np.load(io.BytesIO(storage.read_bytes(place)), allow_pickle=False)
+    header, offsets = vector[:_NUM_HEADER_FIELDS], vector[_NUM_HEADER_FIELDS:]
+    fits = header.tolist() == [FORMAT_VERSION, *status, zlib.crc32(offsets.tobytes())]
+    is_sound = vector.dtype == np.int64 and offsets[0] == 0 and offsets[-1] <= status.size
+    if not fits or not is_sound or (np.diff(offsets) < FRAME_BYTES).any():
+        raise ValueError("It is no index of this file.")
+    return offsets
 
 
 def record_offsets(read_at: ReadAt, size: int, *, passes_over: bool = True) -> np.ndarray:
@@ -182,26 +163,3 @@ def what_is_wrong(frame: bytes) -> str:
 def digest_of_path(path: str) -> str:
     """A name for what is kept of a file elsewhere."""
     return hashlib.blake2b(os.fsencode(storage.absolute(path)), digest_size=16).hexdigest()
-
-
-def _places(path: str, cache_folder: pathlib.Path) -> list[str]:
-    in_cache = str(cache_folder / "tfrecord" / "index" / f"{digest_of_path(path)}.npy")
-    folder, name = os.path.split(storage.absolute(path))
-    beside = os.path.join(folder, INDEX_FOLDER)
-    # A link would be followed out of the data's folder.
-    return [in_cache] if is_remote(path) or os.path.islink(beside) else [os.path.join(beside, f"{name}.npy"), in_cache]
-
-
-def _load(place: str, status: Status) -> np.ndarray | None:
-    try:
-        if os.stat(place).st_size > _MOST_NPY_HEADER_BYTES + 8 * (_NUM_HEADER_FIELDS + 1 + status.size // FRAME_BYTES):
-            return None
-        vector = np.load(io.BytesIO(read_whole(place)), allow_pickle=False)
-        if vector.dtype != np.int64 or vector.ndim != 1 or len(vector) <= _NUM_HEADER_FIELDS:
-            return None
-    except Exception:  # whatever NumPy makes of something else that lies there
-        return None
-    header, offsets = vector[:_NUM_HEADER_FIELDS], vector[_NUM_HEADER_FIELDS:]
-    fits = header.tolist() == [FORMAT_VERSION, *status, zlib.crc32(offsets.tobytes())]
-    is_sound = fits and offsets[0] == 0 and offsets[-1] <= status.size and bool((np.diff(offsets) >= FRAME_BYTES).all())
-    return offsets if is_sound else None

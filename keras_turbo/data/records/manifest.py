@@ -21,17 +21,19 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_turbo import files as storage
 from keras_turbo.data.engine.elements import BatchForm, Column, numpy_dtype
 from keras_turbo.data.records.copies import COMPRESSIONS
-from keras_turbo.data.records.features import Features, fewest_bytes
-from keras_turbo.data.sources.files import read_whole
-from keras_turbo.storage import paths as storage
+from keras_turbo.data.records.features import KINDS, Features, Field, fewest_bytes
 
 FORMAT = "keras_turbo.tfrecord"
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
 
-_KINDS = {"int64": tf.int64, "float": tf.float32, "bytes": tf.string, "raw": tf.string, "image": tf.string}
+# As what kind of list a tensor is in a record, by how it is stored.
+_STORED = {
+    "int64": "int64_list", "float": "float_list", "bytes": "bytes_list", "raw": "bytes_list", "image": "bytes_list",
+}  # fmt: skip
 
 # A list of sizes of a tensor whose sizes differ from record to record is kept under its name and this.
 _SHAPE_SUFFIX = "/shape"
@@ -43,7 +45,7 @@ _LARGEST_INT64_LIST = 64
 # A million names of files take a tenth of it.
 _MOST_BYTES = 1 << 28
 
-# More than any memory holds.
+# More than any memory holds. Over a shape that it can't count, TensorFlow ends the process.
 _MOST_VALUES = 1 << 48
 
 
@@ -73,93 +75,62 @@ class Leaf:
         """
         shape, dtype = tuple(spec.shape), spec.dtype
         size = math.prod(side or 0 for side in shape)
-        is_list = len(shape) <= 1 and (size > 0 or None in shape or not shape)
+        is_list = len(shape) <= 1 and (size > 0 or None in shape)
+        stored = "raw"
         if dtype.is_quantized or not dtype.is_numpy_compatible or dtype in (tf.variant, tf.resource):
             raise TypeError(f"{feature!r} has the type {dtype.name}, which can't be written to a TFRecord.")
-        stored = "raw"
         if dtype == tf.string:
             stored = "bytes"
-        elif dtype == tf.bool:
+        elif dtype == tf.bool or (is_list and dtype.is_integer and dtype != tf.uint64 and size <= _LARGEST_INT64_LIST):
             stored = "int64"
         elif dtype == tf.float32 and is_list:
             stored = "float"
-        elif dtype.is_integer and dtype != tf.uint64 and is_list and size <= _LARGEST_INT64_LIST:
-            stored = "int64"
         return cls(feature, dtype.name, shape, stored)
 
     @property
-    def spec(self) -> tf.TensorSpec:
-        """Of the tensor in one example."""
-        return tf.TensorSpec(self.shape, self.dtype)
-
-    @property
-    def form(self) -> BatchForm:
-        """What it is in a batch."""
-        return "ragged" if self.shape == (None,) else "dense"
-
-    @property
-    def fewest_bytes(self) -> int:
-        """What it takes of a record at least."""
-        if self.stored == "image":
-            return 0
-        if self.stored == "raw":
-            return (self.spec.shape.num_elements() or 0) * tf.as_dtype(self.dtype).size
-        return fewest_bytes(self.spec.shape, _KINDS[self.stored])
-
-    @property
-    def has_shape_feature(self) -> bool:
-        """Whether the sizes are kept in each record: all but a vector's, whose length tells itself."""
+    def _has_shape_feature(self) -> bool:
+        # All but a vector's, whose length tells itself.
         return None in self.shape and self.stored != "image" and (len(self.shape) > 1 or self.stored == "raw")
 
-    def features(self) -> Features:
-        """What `tf.io.parse_example` needs to know of it."""
-        kind = _KINDS[self.stored]
-        own: Features = {self.feature: tf.io.FixedLenFeature([], kind)}
-        if self.stored not in ("raw", "image"):
-            is_fixed = None not in self.shape
-            own[self.feature] = (
-                tf.io.FixedLenFeature(self.shape, kind) if is_fixed else tf.io.RaggedFeature(kind, row_splits_dtype=tf.int64)
-            )
-        if self.has_shape_feature:
-            own[self.feature + _SHAPE_SUFFIX] = tf.io.FixedLenFeature([len(self.shape)], tf.int64)
-        return own
+    def put(self, array: np.ndarray, example: tf.train.Example) -> None:
+        """Writes the tensor of an example into its record."""
+        features = example.features.feature
+        values = [array.tobytes()] if self.stored == "raw" else array.ravel().tolist()
+        getattr(features[self.feature], _STORED[self.stored]).value.extend(values)
+        if self._has_shape_feature:
+            features[self.feature + _SHAPE_SUFFIX].int64_list.value.extend(array.shape)
 
-    def column(self, parsed: dict[str, Column]) -> Column:
-        """Its values for some examples; of an image, those of the file.
+    def field(self) -> Field:
+        """How it is read; of an image what is parsed is the file."""
+        kind, is_list = KINDS[_STORED[self.stored]], self.stored not in ("raw", "image")
+        spec = tf.TensorSpec(self.shape, self.dtype)
+        features: Features = {self.feature: tf.io.FixedLenFeature(self.shape if is_list else [], kind)}
+        if is_list and None in self.shape:
+            features[self.feature] = tf.io.RaggedFeature(kind, row_splits_dtype=tf.int64)
+        if self._has_shape_feature:
+            features[self.feature + _SHAPE_SUFFIX] = tf.io.FixedLenFeature([len(self.shape)], tf.int64)
+        return Field(
+            self.feature,
+            spec,
+            "ragged" if self.shape == (None,) else "dense",
+            features,
+            self._column,
+            0 if self.stored == "image" else fewest_bytes(spec.shape, kind if is_list else spec.dtype),
+            is_image=self.stored == "image",
+        )
 
-        Raises:
-            ValueError: a record has another number of values than its shape says.
-        """
-        column = parsed[self.feature]
+    def _column(self, parsed: dict[str, Column]) -> Column:
+        column, dtype = parsed[self.feature], numpy_dtype(tf.as_dtype(self.dtype))
         if self.stored == "image":
             return column
-        dtype = numpy_dtype(tf.as_dtype(self.dtype))
         if self.stored == "raw":
             column = [np.frombuffer(data, dtype) for data in column]
-        shapes = parsed[self.feature + _SHAPE_SUFFIX] if self.has_shape_feature else None
-        if shapes is not None:
-            return [row.astype(dtype, copy=False).reshape(shape) for row, shape in zip(column, shapes, strict=True)]
         if isinstance(column, np.ndarray):
             return column.astype(dtype, copy=False)
-        shape = [-1 if side is None else side for side in self.shape]
-        return [row.astype(dtype, copy=False).reshape(shape) for row in column]
-
-    def encoded(self, array: np.ndarray) -> dict[str, tf.train.Feature]:
-        """The features of one tensor."""
-        flat = array.ravel()
-        if self.stored == "int64":
-            feature = tf.train.Feature(int64_list=tf.train.Int64List(value=flat.astype("int64")))
-        elif self.stored == "float":
-            feature = tf.train.Feature(float_list=tf.train.FloatList(value=flat))
-        elif self.stored == "bytes":
-            feature = tf.train.Feature(bytes_list=tf.train.BytesList(value=flat.tolist()))
-        else:
-            feature = tf.train.Feature(bytes_list=tf.train.BytesList(value=[array.tobytes()]))
-        features = {self.feature: feature}
-        if self.has_shape_feature:
-            sizes = tf.train.Feature(int64_list=tf.train.Int64List(value=array.shape))
-            features[self.feature + _SHAPE_SUFFIX] = sizes
-        return features
+        shapes = parsed[self.feature + _SHAPE_SUFFIX] if self._has_shape_feature else [self.shape] * len(column)
+        if self.shape == (None,):
+            shapes = [-1] * len(column)
+        return [row.astype(dtype, copy=False).reshape(shape) for row, shape in zip(column, shapes, strict=True)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,13 +162,18 @@ class Manifest:
         """Number of records in all files."""
         return sum(self.files.values())
 
+    @property
+    def leaves(self) -> list[Leaf]:
+        """The tensors of an element, in the order of `tf.nest`."""
+        return tf.nest.flatten(self.element)
+
     def save(self, folder: str) -> None:
         """Writes it, whole or not at all."""
         content = {
             "format": FORMAT,
             "version": FORMAT_VERSION,
             "num_examples": self.num_examples,
-            **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)},
+            **vars(self),
             "element": tf.nest.map_structure(dataclasses.asdict, self.element),
         }
         write_json(storage.join(folder, MANIFEST_NAME), content)
@@ -212,7 +188,7 @@ def load_manifest(folder: str) -> Manifest | None:
     path = storage.join(folder, MANIFEST_NAME)
     try:
         content = read_json(path)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except ValueError as error:
         raise ValueError(f"{path!r} is no JSON ({error}). Restore it, or give `features`.") from error
@@ -234,23 +210,18 @@ def load_manifest(folder: str) -> Manifest | None:
 
 
 def read_json(path: str) -> Any:
-    """The content of a JSON file.
-
-    Raises:
-        FileNotFoundError: there is none.
-        ValueError: it is no JSON, nested too deeply, or too large.
-    """
+    """The content of a JSON file; raises ValueError if it is none, is nested too deeply, or too large."""
     if storage.status_of(path).size > _MOST_BYTES:
         raise ValueError(f"it has more than {_MOST_BYTES >> 20} MB")
     try:
-        return json.loads(read_whole(path).decode("utf-8"))
+        return json.loads(storage.read_bytes(path))
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
 
 
 def write_json(path: str, content: Any) -> None:
     """Writes a JSON file such that its name never stands for half of it."""
-    storage.write_whole(path, json.dumps(content, indent=1).encode("utf-8"))
+    storage.write_whole(path, json.dumps(content, indent=1).encode())
 
 
 def _from_json(content: Any) -> Any:
@@ -267,8 +238,8 @@ def _check(manifest: Manifest) -> None:
     for name, count in manifest.files.items():
         if name != os.path.basename(name) or name in ("", ".", "..") or type(count) is not int or count < 0:
             raise ValueError(f"{name!r}: {count!r} is no file in its folder with a number of records")
-    if not manifest.files:
-        raise ValueError("it names no files")
+    if not manifest.files or not manifest.leaves:
+        raise ValueError("it names no files, or no tensors")
     if type(manifest.interleave) is not int or manifest.interleave < 1:
         raise ValueError(f"interleave is {manifest.interleave!r}")
     if not isinstance(manifest.compression, str) or manifest.compression not in COMPRESSIONS:
@@ -276,16 +247,12 @@ def _check(manifest: Manifest) -> None:
     names = manifest.class_names
     if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
         raise ValueError(f"class_names is {names!r}")
-    leaves = tf.nest.flatten(manifest.element)
-    for leaf in leaves:
+    for leaf in manifest.leaves:
         sizes = [side for side in leaf.shape if side is not None]
         is_shape = all(type(side) is int and side >= 0 for side in sizes)
-        # TensorFlow ends the process over a shape that it can't count.
         is_shape = is_shape and math.prod(side for side in sizes if side) < _MOST_VALUES
         is_type = tf.as_dtype(leaf.dtype).is_numpy_compatible and (leaf.dtype == "string") == (leaf.stored == "bytes")
-        if not is_shape or not is_type or leaf.stored not in _KINDS:
+        if not is_shape or not is_type or leaf.stored not in _STORED:
             raise ValueError(f"{leaf} is no way in which tensors are stored")
-    if not leaves:
-        raise ValueError("its element has no tensors")
-    if manifest.label is not None and manifest.label not in [leaf.feature for leaf in leaves]:
+    if manifest.label is not None and manifest.label not in [leaf.feature for leaf in manifest.leaves]:
         raise ValueError(f"its label {manifest.label!r} is no feature")

@@ -7,16 +7,15 @@ import os
 import pathlib
 import resource
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
+from keras_turbo import files as storage
 from keras_turbo.data.engine.failures import reason_of
 from keras_turbo.data.engine.store import fits_in_memory
-from keras_turbo.data.records.index import FOOTER_BYTES, HEADER_BYTES, RecordIndex, are_whole, index_of, what_is_wrong
-from keras_turbo.data.sources.files import open_regular
-from keras_turbo.storage import paths as storage
-from keras_turbo.storage import remote
-from keras_turbo.storage.schemes import is_remote
+from keras_turbo.data.records.index import FOOTER_BYTES, HEADER_BYTES, are_whole, index_of, length_in, what_is_wrong
+from keras_turbo.files import is_remote
 
 # Of the files that this process may open, this share is kept open; all others are opened for each read.
 _SHARE_OF_OPEN_FILES = 0.25
@@ -27,7 +26,8 @@ _LARGE_BYTES = 1 << 28
 
 
 class RecordReader:
-    """Records of several files by position.
+    """Records of several files by position. What is left of a file that is truncated, or the header of a record whose
+    length is damaged, has a position, too, the last one of its file.
 
     Args:
         paths: of the files, in the order of their records: for a compressed one its unpacked copy.
@@ -43,45 +43,40 @@ class RecordReader:
     def __init__(
         self, paths: Sequence[str], names: Sequence[str], cache_folder: pathlib.Path, interleave: int = 1
     ) -> None:
+        self._paths = list(paths)
         self._names = list(names)
-        self._files = _Files(paths)
+        self._remote = {number for number, path in enumerate(paths) if is_remote(path)}
+        self._open: dict[int, tuple[Any, int]] = {}
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._most_open = max(_FEWEST_KEPT_OPEN, int(limit * _SHARE_OF_OPEN_FILES))
 
-        def index(number: int) -> RecordIndex:
-            return index_of(paths[number], lambda at, size: self._files.read(number, at, size), cache_folder)
+        def offsets_in(number: int) -> np.ndarray:
+            return index_of(paths[number], lambda at, size: self._read_at(number, at, size), cache_folder)
 
         numbers = range(len(paths))
-        self.indices = remote.each_of(index, numbers) if self._files.are_remote else [index(k) for k in numbers]
-        counts = [one.num_entries for one in self.indices]
+        offsets = storage.each_of(offsets_in, numbers) if self._remote else [offsets_in(number) for number in numbers]
+        #: Number of records in each file.
+        self.counts = [len(one) - 1 for one in offsets]
+        self._are_damaged = []
+        for number, path in enumerate(paths):
+            begin, end = int(offsets[number][-1]), storage.status_of(path).size
+            self._are_damaged.append(begin < end)
+            if begin < end:
+                header = self._read_at(number, begin, HEADER_BYTES)
+                # Of a damaged length the rest of the file, however large, tells nothing.
+                is_cut = len(header) < HEADER_BYTES or length_in(header) is not None
+                offsets[number] = np.append(offsets[number], end if is_cut else begin + HEADER_BYTES)
+        entries = [len(one) - 1 for one in offsets]
         # The number of the first entry of each file, and of all.
-        self._first = np.cumsum([0, *counts])
-        self._offsets = np.concatenate([one.offsets for one in self.indices])
-        self._order = None if interleave == 1 or len(paths) == 1 else interleaved(counts, interleave)
+        self._first = np.cumsum([0, *entries])
+        self._offsets = np.concatenate(offsets)
+        self._order = None if interleave == 1 or len(paths) == 1 else interleaved(entries, interleave)
+        #: Bytes of a record, with its checksums: on average, and of the largest.
+        self.mean_bytes = sum(int(one[-1]) for one in offsets) / max(1, len(self))
+        self.most_bytes = max((int(np.diff(one).max()) for one in offsets if len(one) > 1), default=0)
 
     def __len__(self) -> int:
-        """Number of positions: records, and the damaged rest of a file as one more."""
         return int(self._first[-1])
-
-    @property
-    def mean_bytes(self) -> float:
-        """Bytes of a record, on average."""
-        return sum(int(one.offsets[-1]) for one in self.indices) / max(1, len(self))
-
-    @property
-    def most_bytes(self) -> int:
-        """Bytes of the largest record."""
-        return max((int(np.diff(one.offsets).max()) for one in self.indices if one.num_entries), default=0)
-
-    def first_positions(self, num_files: int, num_records: int) -> list[int]:
-        """Some positions: the first of some files that have records, as evenly as can be."""
-        files = np.flatnonzero([one.num_records for one in self.indices])
-        if not len(files):
-            return []
-        files = files[np.unique(np.linspace(0, len(files) - 1, num_files).astype(int))]
-        share = -(-num_records // len(files))
-        entries = np.concatenate(
-            [self._first[file] + np.arange(min(share, self.indices[file].num_records)) for file in files.tolist()]
-        )
-        return entries.tolist() if self._order is None else np.argsort(self._order)[entries].tolist()
 
     def describe(self, position: int) -> str:
         """The file of a position, and where in it the record is."""
@@ -90,11 +85,10 @@ class RecordReader:
 
     def damaged_files(self) -> Iterator[str]:
         """What is wrong with each file that is truncated, or in which a length is damaged."""
-        for number, index in enumerate(self.indices):
-            if index.is_damaged:
-                begin, end = index.offsets[-2:].tolist()
-                reason = what_is_wrong(self._files.read(number, begin, end - begin))
-                yield f"{self._names[number]}, record {index.num_records} at byte {begin}: {reason}"
+        for file in np.flatnonzero(self._are_damaged).tolist():
+            begin, end = self._offsets[self._first[file + 1] + file - 1 :][:2].tolist()
+            reason = what_is_wrong(self._read_at(file, begin, end - begin))
+            yield f"{self._names[file]}, record {self.counts[file]} at byte {begin}: {reason}"
 
     def read(self, positions: np.ndarray) -> tuple[list[bytes], dict[int, Exception]]:
         """Reads records.
@@ -113,13 +107,13 @@ class RecordReader:
         firsts = np.flatnonzero(is_first)
         sizes = np.add.reduceat(ends - begins, firsts)
         runs = list(zip(files[firsts].tolist(), begins[firsts].tolist(), sizes.tolist(), strict=True))
-        found = remote.each_of(self._run, runs) if self._files.are_remote else [self._run(run) for run in runs]
-        run_of = (np.cumsum(is_first) - 1).tolist()
-        starts = begins - np.repeat(begins[firsts], np.diff(np.append(firsts, len(positions))))
-        stops = starts + (ends - begins) - FOOTER_BYTES
+        found = storage.each_of(self._run, runs) if self._remote else [self._run(run) for run in runs]
         blocks = [b"" if isinstance(came, Exception) else came for came in found]
+        run_of = (np.cumsum(is_first) - 1).tolist()
+        starts = begins - np.repeat(begins[firsts], np.diff(np.append(firsts, len(positions)))) + HEADER_BYTES
+        stops = starts + (ends - begins) - HEADER_BYTES - FOOTER_BYTES
         records, checksums = [], []
-        for run, start, stop in zip(run_of, (starts + HEADER_BYTES).tolist(), stops.tolist(), strict=True):
+        for run, start, stop in zip(run_of, starts.tolist(), stops.tolist(), strict=True):
             block = blocks[run]
             records.append(block[start:stop])
             checksums.append(block[stop : stop + FOOTER_BYTES])
@@ -129,66 +123,40 @@ class RecordReader:
         for index in np.flatnonzero(~are_whole(records, checksums)).tolist():
             came = found[run_of[index]]
             if not isinstance(came, Exception):
-                came = ValueError(what_is_wrong(came[int(starts[index]) : int(stops[index]) + FOOTER_BYTES]))
+                frame = came[int(starts[index]) - HEADER_BYTES : int(stops[index]) + FOOTER_BYTES]
+                came = ValueError(what_is_wrong(frame))
             failures[index] = came
         return records, failures
 
     def _run(self, run: tuple[int, int, int]) -> bytes | Exception:
         """Records that lie behind one another, or why they can't be read."""
         try:
-            return self._files.read(*run)
+            return self._read_at(*run)
         except (OSError, ValueError) as error:
             return OSError(f"the file can't be read: {reason_of(error)}")
+
+    def _read_at(self, file: int, offset: int, size: int) -> bytes:
+        """Bytes of a file: fewer where it has become shorter."""
+        if size > _LARGE_BYTES and not fits_in_memory(size):
+            raise ValueError(f"a record of {size / 1e9:.1f} GB would take more than half of the free memory.")
+        if file in self._remote:
+            return storage.read_at(self._paths[file], offset, size)
+        # Closed once nothing, here or in another thread, holds it any more.
+        opened = self._open.get(file)
+        if opened is None:
+            context = storage.opened(self._paths[file])
+            opened = context, context.__enter__()[0].fileno()
+            if len(self._open) >= self._most_open:
+                self._open.popitem()
+            self._open[file] = opened
+        data = os.pread(opened[1], size, offset)
+        while len(data) < size and (more := os.pread(opened[1], size - len(data), offset + len(data))):
+            data += more  # the system gives at most 2 GB at once
+        return data
 
     def _entries_and_files(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         entries = positions if self._order is None else self._order[positions]
         return entries, np.searchsorted(self._first, entries, "right") - 1
-
-
-class _Files:
-    """Files that are read by many threads, some of which are kept open."""
-
-    def __init__(self, paths: Sequence[str]) -> None:
-        self._paths = list(paths)
-        self._remote = {number for number, path in enumerate(paths) if is_remote(path)}
-        #: Whether reading one is a request over a network.
-        self.are_remote = bool(self._remote)
-        self._open: dict[int, _OpenFile] = {}
-        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._most_open = max(_FEWEST_KEPT_OPEN, int(limit * _SHARE_OF_OPEN_FILES))
-
-    def read(self, number: int, offset: int, size: int) -> bytes:
-        """Bytes of a file: fewer where it has become shorter.
-
-        Raises:
-            OSError: it can't be read.
-            ValueError: it is no regular file; or there is no memory for so much.
-        """
-        if size > _LARGE_BYTES and not fits_in_memory(size):
-            raise ValueError(f"a record of {size / 1e9:.1f} GB would take more than half of the free memory.")
-        if number in self._remote:
-            return storage.read_at(self._paths[number], offset, size)
-        file = self._open.get(number)
-        if file is None:
-            file = _OpenFile(self._paths[number])
-            if len(self._open) >= self._most_open:
-                self._open.popitem()
-            self._open[number] = file
-        data = os.pread(file.descriptor, size, offset)
-        while len(data) < size and (more := os.pread(file.descriptor, size - len(data), offset + len(data))):
-            data += more  # the system gives at most 2 GB at once
-        return data
-
-
-class _OpenFile:
-    """A file that is closed when no thread has it any more."""
-
-    def __init__(self, path: str) -> None:
-        self.descriptor = open_regular(path)
-
-    def __del__(self) -> None:
-        if hasattr(self, "descriptor"):
-            os.close(self.descriptor)
 
 
 def interleaved(counts: Sequence[int], cycle_length: int) -> np.ndarray:

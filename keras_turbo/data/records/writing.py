@@ -1,4 +1,4 @@
-"""Any FastDataset -> TFRecord files, and what else writes them needs: one writer at a time in a folder, and names."""
+"""Any FastDataset -> TFRecord files, and what else writes them needs: names, and one writer at a time in a folder."""
 
 from __future__ import annotations
 
@@ -7,22 +7,21 @@ import fcntl
 import math
 import os
 import pathlib
-import shutil
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from keras_turbo.data.engine.disk_store import default_cache_dir, digest
+from keras_turbo import files as storage
+from keras_turbo.data.engine.disk_store import digest
 from keras_turbo.data.fast_dataset import FastDataset
 from keras_turbo.data.records.copies import check_compression
 from keras_turbo.data.records.manifest import MANIFEST_NAME, Leaf, Manifest
 from keras_turbo.data.records.shards import WRITING_FOLDER
 from keras_turbo.data.settings import check_count
+from keras_turbo.files import default_cache_dir, is_remote, resolved
 from keras_turbo.progress import progress_bar
-from keras_turbo.storage import paths as storage
-from keras_turbo.storage.schemes import is_remote, resolved
 
 _PARTS = ("x", "y", "sample_weight")
 
@@ -76,38 +75,30 @@ def write_tfrecords(
     element = _element_of(dataset.element_spec, is_batched)
     if storage.exists(storage.join(folder, MANIFEST_NAME)):
         raise FileExistsError(f"{folder!r} has records already. Give another folder, or remove that one.")
-    names = [shard_name(index, shards) for index in range(shards)]
-    with working_folder(folder, WRITING_FOLDER) as working:
-        # Who reads while files appear is told of it.
+    with only_writer(folder, WRITING_FOLDER):
+        # Who reads while files appear is told of it by the folder with the lock.
         marker = storage.join(folder, WRITING_FOLDER)
+        storage.write_whole(storage.join(marker, "begun"), b"")
+        epoch, batch = dataset.position
+        dataset.epochs_begun = epoch
         try:
-            epoch, batch = dataset.position
-            dataset.epochs_begun = epoch
-            try:
-                counts = _write(dataset, [working / name for name in names], element, is_batched, compression or "")
-            finally:
-                dataset.resume_at(epoch, batch)
-            if is_remote(folder):
-                storage.write_whole(storage.join(marker, "begun"), b"")
-            for name in names:
-                storage.put_in_place(str(working / name), storage.join(folder, name))
-            y = element[1] if isinstance(element, tuple) and len(element) > 1 else None
-            manifest = Manifest(
-                files=dict(zip(names, counts, strict=True)),
-                element=element,
-                compression=compression or "",
-                interleave=shards,
-                class_names=dataset.class_names,
-                label=y.feature if isinstance(y, Leaf) else None,
-                options={"made_by": "write_tfrecords"},
-                skipped=[[example.path, example.reason] for example in dataset.skipped],
-            )
-            manifest.save(folder)
-        except BaseException:
-            # Behind a scheme files have their final names: those that are there must not be taken for all.
-            if not is_remote(folder):
+            files = _write(dataset, folder, shards, element, is_batched, compression or "")
+        finally:
+            dataset.resume_at(epoch, batch)
+            if shard_name(0, shards) not in storage.names_in(folder):  # else it was broken off among them
                 storage.remove_folder(marker)
-            raise
+        y = element[1] if isinstance(element, tuple) and len(element) > 1 else None
+        manifest = Manifest(
+            files=files,
+            element=element,
+            compression=compression or "",
+            interleave=shards,
+            class_names=dataset.class_names,
+            label=y.feature if isinstance(y, Leaf) else None,
+            options={"made_by": "write_tfrecords"},
+            skipped=[[example.path, example.reason] for example in dataset.skipped],
+        )
+        manifest.save(folder)
         storage.remove_folder(marker)
     return manifest
 
@@ -132,16 +123,14 @@ def target_folder(out: str | os.PathLike) -> str:
 
 
 @contextlib.contextmanager
-def working_folder(target: str, name: str) -> Iterator[pathlib.Path]:
-    """A context in which this process alone writes into a folder, and has one of this machine for unfinished files.
+def only_writer(target: str, name: str) -> Iterator[None]:
+    """A context in which this process alone writes into a folder; the lock goes with the process, however it ends.
 
-    That is a folder of this name in the target, which stays; for a target behind a scheme one in the cache folder,
-    which goes. The lock goes with the process, however that ends. Other machines that write behind a scheme it can't
-    hinder.
+    Other machines that write behind a scheme it can't hinder.
 
     Args:
         target: what is written into; made if missing.
-        name: of the folder.
+        name: of a folder in it for the lock, which stays.
 
     Raises:
         FileExistsError: another process writes into the target, or the folder is a link to another place.
@@ -157,39 +146,34 @@ def working_folder(target: str, name: str) -> Iterator[pathlib.Path]:
             raise FileExistsError(
                 f"Another process is writing into {target!r}. Wait for it, or give another folder."
             ) from None
-        for leftover in folder.glob("*.tfrecord"):  # of a process that was killed
-            leftover.unlink()
-        try:
-            yield folder
-        finally:
-            if is_remote(target):
-                shutil.rmtree(folder, ignore_errors=True)
-
-
-def serialized(features: dict[str, tf.train.Feature]) -> bytes:
-    """An example as the bytes of a record: those of equal examples are equal."""
-    return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString(deterministic=True)
+        if not is_remote(target):
+            storage.remove_abandoned(target)
+        yield
 
 
 def _write(
-    dataset: FastDataset, paths: list[pathlib.Path], element: Any, is_batched: bool, compression: str
-) -> list[int]:
-    """Deals the examples of one epoch out to files, and gives the number in each."""
+    dataset: FastDataset, folder: str, shards: int, element: Any, is_batched: bool, compression: str
+) -> dict[str, int]:
+    """Deals the examples of one epoch out to files, which appear when all are written; gives the number in each."""
     written, leaves = 0, tf.nest.flatten(element)
+    names = [shard_name(index, shards) for index in range(shards)]
     with contextlib.ExitStack() as stack:
-        writers = [stack.enter_context(tf.io.TFRecordWriter(str(path), compression)) for path in paths]
+        # Entered in reverse, they are put in place in order.
+        paths = [stack.enter_context(storage.writing(storage.join(folder, name))).name for name in reversed(names)]
         advance = stack.enter_context(progress_bar("Writing TFRecords", max(0, int(dataset.cardinality()))))
+        writers = [stack.enter_context(tf.io.TFRecordWriter(path, compression)) for path in reversed(paths)]
         for batch in dataset:
             for row in zip(*[_rows(tensor, is_batched) for tensor in tf.nest.flatten(batch)], strict=True):
-                features: dict[str, tf.train.Feature] = {}
+                example = tf.train.Example()
                 for leaf, array in zip(leaves, row, strict=True):
-                    features |= leaf.encoded(array)
-                writers[written % len(writers)].write(serialized(features))
+                    leaf.put(array, example)
+                # Deterministic: equal examples are equal bytes.
+                writers[written % shards].write(example.SerializeToString(deterministic=True))
                 written += 1
             advance(1)
-    if not written:
-        raise ValueError("The dataset gave no example, so that there is nothing to write.")
-    return [math.ceil((written - index) / len(paths)) for index in range(len(paths))]
+        if not written:
+            raise ValueError("The dataset gave no example, so that there is nothing to write.")
+    return {name: math.ceil((written - index) / shards) for index, name in enumerate(names)}
 
 
 def _rows(tensor: Any, is_batched: bool) -> list[np.ndarray]:
@@ -216,7 +200,7 @@ def _element_of(spec: Any, is_batched: bool) -> Any:
         element: Any = tuple(_leaves(part, name, is_batched) for part, name in zip(spec, _PARTS, strict=False))
     else:
         element = _leaves(spec, "x", is_batched)
-    names = [name for leaf in tf.nest.flatten(element) for name in leaf.features()]
+    names = [name for leaf in tf.nest.flatten(element) for name in leaf.field().features]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ValueError(f"Two tensors of an element would have the name {twice[0]!r} in a record. Rename its keys.")

@@ -5,23 +5,20 @@ from __future__ import annotations
 import glob
 import os
 import pathlib
-import stat
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
 
-from keras_turbo.data.engine.elements import Column, Elements, numpy_dtype
+from keras_turbo import files as storage
+from keras_turbo.data.engine.elements import Column, Elements
 from keras_turbo.data.fingerprint import function_fingerprint
 from keras_turbo.data.functions import PythonFunction, RowFunction
 from keras_turbo.data.labels import encode_labels, labels_of_paths
 from keras_turbo.data.settings import Settings
 from keras_turbo.data.sources.source import ExampleSource, Identity, Source
-from keras_turbo.storage import paths as storage
-from keras_turbo.storage import remote
-from keras_turbo.storage.globbing import remote_glob
-from keras_turbo.storage.schemes import is_remote, resolved
+from keras_turbo.files import is_remote, resolved
 
 
 class Decoder(Protocol):
@@ -54,6 +51,10 @@ class Files:
         self.absolute = [storage.absolute(path) for path in self.paths]
         self.labels = labels if labels is None or labels.dtype.kind not in "US" else labels.astype(object)
         self._class_numbers = class_numbers
+
+    def read(self, position: int) -> bytes:
+        """The bytes of a file."""
+        return storage.read_bytes(self.absolute[position])
 
     def labels_at(self, positions: np.ndarray) -> np.ndarray | None:
         """The labels of files at some positions; class numbers where there are classes."""
@@ -88,6 +89,7 @@ class DecodedFiles(ExampleSource):
     def __init__(self, files: Files, decoder: Decoder, recipe: Any) -> None:
         self.files = files
         self.paths = files.paths
+        self.read = files.read
         self.is_random = decoder.is_random
         self.elements = Elements(files.with_label(tf.TensorSpec(decoder.shape, tf.as_dtype(decoder.dtype))))
         self.decoder = decoder
@@ -95,10 +97,6 @@ class DecodedFiles(ExampleSource):
 
     def __len__(self) -> int:
         return len(self.paths)
-
-    def read(self, position: int) -> bytes:
-        """The bytes of a file."""
-        return read_whole(self.files.absolute[position])
 
     def load_one(self, position: int, seed: np.ndarray | None, out: list[np.ndarray] | None) -> list[np.ndarray]:
         value = self.decoder.decode(self.read(position), seed, None if out is None else out[0])
@@ -133,6 +131,7 @@ class TracedFiles(Source):
     def __init__(self, files: Files, load_fn: Callable[[tf.Tensor], Any], recipe: Any) -> None:
         self.files = files
         self.paths = files.paths
+        self.read = files.read
         self._load_fn = RowFunction(lambda path, _: load_fn(path), Elements(tf.TensorSpec([], tf.string)), "load_fn")
         self.elements = Elements(files.with_label(self._load_fn.elements.spec))
         #: The stateful random operations in `load_fn`.
@@ -163,39 +162,6 @@ class TracedFiles(Source):
         return None if digest is None else Identity({**self._recipe, "load_fn": digest}, self.files.content())
 
 
-def read_whole(path: str) -> bytes:
-    """The bytes of a file, by its absolute path.
-
-    Raises:
-        OSError: it can't be read.
-        ValueError: it is no regular file: a pipe would keep its reader waiting, a device may never end.
-    """
-    if is_remote(path):
-        return storage.read_bytes(path)
-    file = open_regular(path)
-    try:
-        size = os.fstat(file).st_size
-        data = os.read(file, size + 1)
-        while len(data) < size:
-            more = os.read(file, size - len(data))
-            if not more:
-                break
-            data += more
-        return data
-    finally:
-        os.close(file)
-
-
-def open_regular(path: str) -> int:
-    """A descriptor for reading a file of this machine; raises as `read_whole`."""
-    # Opening a pipe waits for who writes to it, but for this flag, which means nothing to files.
-    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if stat.S_ISREG(os.fstat(file).st_mode):
-        return file
-    os.close(file)
-    raise ValueError("it is no regular file, but a pipe, a device, a socket or a folder.")
-
-
 def files_source(
     pattern: str | os.PathLike | Sequence[str | os.PathLike],
     load_fn: Callable[[tf.Tensor], Any],
@@ -221,8 +187,20 @@ def files_source(
 
 def files_content(paths: Sequence[str]) -> list[list[Any]]:
     """What is in some files, for an `Identity`: path, size and time of change of each."""
-    statuses = storage.statuses_of(paths)
+    statuses = statuses_of(paths)
     return [[storage.absolute(path), *status] for path, status in zip(paths, statuses, strict=True)]
+
+
+def statuses_of(paths: Sequence[str]) -> list[storage.Status]:
+    """Sizes and times of change of many files; of one that is gone, both are -1: reading it says so."""
+
+    def status(path: str) -> storage.Status:
+        try:
+            return storage.status_of(path)
+        except OSError:
+            return storage.Status(-1, -1)
+
+    return storage.each_path(status, paths)
 
 
 def find_files(pattern: str | os.PathLike | Sequence[str | os.PathLike]) -> list[str]:
@@ -247,13 +225,11 @@ def find_files(pattern: str | os.PathLike | Sequence[str | os.PathLike]) -> list
         # A path that exists is itself, even if it has a bracket in its name.
         if storage.is_file(text):
             matches = [text]
-        elif is_remote(text):
-            matches = remote_glob(text)
         else:
-            matches = [path for path in glob.glob(text, recursive=True) if os.path.isfile(path)]
+            matches = storage.find(text)
         if not matches:
             if is_remote(text):
-                remote.require_reachable(text)
+                storage.require_reachable(text)
             raise ValueError(
                 f"No file matches the pattern {text!r}{_nearest_folder(text)}. "
                 "Check the path; `**` is needed to match files in folders below."

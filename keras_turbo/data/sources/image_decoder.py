@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import threading
 import warnings
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -39,6 +39,7 @@ _PNG_SEARCHED_BYTES = 4096
 _PNG_DEPTH, _PNG_COLOR_TYPE, _PNG_PALETTE = 24, 25, 3
 
 _ORIENTATION_TAG, _UPRIGHT = 0x0112, 1
+_BYTE_ORDERS: dict[bytes, Literal["little", "big"]] = {b"II": "little", b"MM": "big"}
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _SHOWN_BYTES = 16
 
@@ -118,6 +119,8 @@ class ImageDecoder:
             height, width, color_space, _ = simplejpeg.decode_jpeg_header(data, strict=False)
         except ValueError as error:
             raise ValueError(_damaged("jpeg", data, error)) from None
+        except KeyError:  # of a color space that there is not
+            raise ValueError(_damaged("jpeg", data, "its header can't be read")) from None
         self._check_size(height, width)
         if color_space in ("CMYK", "YCCK"):
             # TensorFlow inverts CMYK only behind Adobe's marker, where others always do, and gives no grayscale of it.
@@ -190,15 +193,15 @@ class ImageDecoder:
         try:
             with Image.open(io.BytesIO(data), formats=["TIFF"]) as image:
                 self._check_size(image.height, image.width)
-                if self.options.exif_orientation:
-                    orientation = image.getexif().get(_ORIENTATION_TAG, _UPRIGHT)
+                if not self.options.exif_orientation:
+                    orientation = _valid(image.getexif().get(_ORIENTATION_TAG))
         except (OSError, SyntaxError) as error:
             raise ValueError(_damaged("tiff", data, error)) from None
-        flags = cv2.IMREAD_UNCHANGED | cv2.IMREAD_IGNORE_ORIENTATION
-        pixels = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
+        pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
         if pixels is None:
             raise ValueError(_damaged("tiff", data, "OpenCV can't decode it"))
-        pixels = _upright(np.atleast_3d(pixels), orientation)
+        # OpenCV turns every TIFF upright; the inverse of a quarter is the other quarter, of all else the same.
+        pixels = _upright(np.atleast_3d(pixels), {6: 8, 8: 6}.get(orientation, orientation))
         wanted, given = self.options.channels, pixels.shape[2]
         codes = {
             (1, 3): cv2.COLOR_GRAY2RGB, (1, 4): cv2.COLOR_GRAY2RGBA, (3, 1): cv2.COLOR_BGR2GRAY,
@@ -245,7 +248,7 @@ class ImageDecoder:
     def _check_size(self, height: int, width: int) -> None:
         if height * width > self.options.max_pixels:
             raise _TooLargeError(
-                f"the file declares {width} × {height} pixels, more than max_pixels={self.options.max_pixels}. If you "
+                f"the file declares {width} x {height} pixels, more than max_pixels={self.options.max_pixels}. If you "
                 "trust it, give a larger `max_pixels`, or make the image smaller."
             )
 
@@ -411,7 +414,7 @@ def _jpeg_orientation(data: bytes) -> int:
         if marker in (0xDA, 0xD9) or length < 2:  # the pixels, or the end
             break
         if marker == 0xE1 and data.startswith(b"Exif\0\0", position + 4):
-            return _exif_orientation(data[position + 4 : position + 2 + length])
+            return _tiff_orientation(data[position + 10 : position + 2 + length])
         position += 2 + length
     return _UPRIGHT
 
@@ -426,15 +429,25 @@ def _orientation_by_pillow(data: bytes) -> int:
         return _UPRIGHT
 
 
-def _exif_orientation(content: bytes) -> int:
-    from PIL import Image
+def _tiff_orientation(tiff: bytes) -> int:
+    """The orientation in the first directory of a TIFF structure; 1 if it has none."""
+    order = _BYTE_ORDERS.get(tiff[:2])
 
-    exif = Image.Exif()
-    try:
-        exif.load(content)
-        return _valid(exif.get(_ORIENTATION_TAG))
-    except Exception:  # as above
+    def number(start: int, size: int) -> int:
+        return int.from_bytes(tiff[start : start + size], order or "little")
+
+    directory = number(4, 4)
+    if order is None or number(2, 2) != 42 or directory + 2 > len(tiff):
         return _UPRIGHT
+    first = directory + 2
+    count = min(number(directory, 2), (len(tiff) - first) // 12)
+    for entry in range(first, first + 12 * count, 12):
+        kind = number(entry + 2, 2)
+        if number(entry, 2) == _ORIENTATION_TAG and kind in (3, 4):  # of 16 or 32 bits
+            value = number(entry + 8, 2 if kind == 3 else 4)
+            if 1 <= value <= 8:
+                return value
+    return _UPRIGHT
 
 
 def _valid(orientation: object) -> int:

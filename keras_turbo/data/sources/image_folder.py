@@ -11,7 +11,6 @@ from keras_turbo.data.images import ImageOptions
 from keras_turbo.data.sources.class_folders import (
     ClassFiles,
     FileKind,
-    Subset,
     check_split,
     class_folder_sources,
     find_class_files,

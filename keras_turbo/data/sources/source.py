@@ -128,6 +128,8 @@ class ExampleSource(Source):
             try:
                 seed = None if seeds is None else seeds[index]
                 values = self.load_one(position, seed, None if in_place is None else in_place[index])
+            except ImportError:  # of a library that no example can do without
+                raise
             except Exception as error:  # whatever a decoder or the user's own function raises is the reason
                 failures[index] = error
                 values = [column[0] for column in self.elements.zeros(1)]

@@ -14,7 +14,7 @@ from keras_turbo.data.engine.elements import Column, Elements
 from keras_turbo.data.engine.node import process_is_ending
 from keras_turbo.data.engine.store import ExampleStore, memory_store, why_not_storable
 from keras_turbo.data.sources.source import Identity, Source
-from keras_turbo.devices.free_memory import free_memory_bytes
+from keras_turbo.machine import free_memory_bytes
 from keras_turbo.progress import progress_bar
 
 # Examples that the stream makes together while a store is filled: the store is written once for each such batch.
@@ -31,8 +31,8 @@ _PASSING = ("Map", "Prefetch", "Options", "Shuffle", "Repeat", "Take", "Skip", "
 class Stream(abc.ABC):
     """Elements without positions: examples or, with `batch_size=None`, whatever shall reach the model."""
 
-    #: What errors call it.
-    is_called: str
+    #: What errors call it, behind an article.
+    kind: str
     #: What a warning says how to get a full shuffle.
     gets_positions_by: str
     #: Processes that make its elements in Python, 0 being this one; None where threads make them.
@@ -89,7 +89,7 @@ class Stream(abc.ABC):
         if 0 <= self.number <= size:
             return
         warnings.warn(
-            f"shuffle=True of {self.is_called} without a store mixes {size} neighbouring elements at a time. For a "
+            f"shuffle=True of a {self.kind} without a store mixes {size} neighbouring elements at a time. For a "
             f"full shuffle {self.gets_positions_by}.",
             stacklevel=6,  # where the FastDataset is made
         )
@@ -98,7 +98,7 @@ class Stream(abc.ABC):
 class TfDatasetStream(Stream):
     """The elements of a `tf.data.Dataset`."""
 
-    is_called = "a tf.data.Dataset"
+    kind = "tf.data.Dataset"
     gets_positions_by = "give cache='memory' or cache='disk', or build the FastDataset from arrays or files"
 
     def __init__(self, dataset: tf.data.Dataset) -> None:
@@ -155,10 +155,10 @@ class StoredStream(Source):
     def load(
         self, positions: np.ndarray, seeds: np.ndarray | None, in_place: list[list[np.ndarray]] | None
     ) -> tuple[list[Column], dict[int, Exception]]:
-        raise TypeError(f"{self._stream.is_called} can't be read by position.")
+        raise TypeError(f"A {self._stream.kind} can't be read by position.")
 
     def name(self, position: int) -> str:
-        return f"element {position} of {self._stream.is_called.removeprefix('a ')}"
+        return f"element {position} of the {self._stream.kind}"
 
     def identity(self) -> Identity | None:
         return None
@@ -185,7 +185,7 @@ class StoredStream(Source):
         store.save()
         if given != len(store):
             raise ValueError(
-                f"{self._stream.is_called.capitalize()} gave {f'only {given}' if given < len(store) else 'more'} "
+                f"The {self._stream.kind} gave {f'only {given}' if given < len(store) else 'more'} "
                 f"elements, where its cardinality() says {len(store)}. Correct it with "
                 "tf.data.experimental.assert_cardinality."
             )
@@ -206,11 +206,11 @@ def read_into_memory(stream: Stream, elements: Elements, map_element: Callable[[
             num_bytes += sum(column.nbytes for column in columns)
             if num_bytes > free_memory_bytes():  # they are copied once more, in one piece
                 raise ValueError(
-                    f"cache='memory' can't hold {stream.is_called} of unknown length: the memory was used up after "
+                    f"cache='memory' can't hold a {stream.kind} of unknown length: the memory was used up after "
                     f"{sum(len(part[0]) for part in parts)} elements. Use cache='disk' or cache=False."
                 )
     if not parts:
-        raise ValueError(f"{stream.is_called.capitalize()} gave no element.")
+        raise ValueError(f"The {stream.kind} gave no element.")
     number = sum(len(part[0]) for part in parts)
     store = memory_store(elements, number)
     given = 0
@@ -222,8 +222,15 @@ def read_into_memory(stream: Stream, elements: Elements, map_element: Callable[[
 
 
 def count_elements(stream: Stream, seed: int) -> int:
-    """Reads a stream of unknown length to its end, to know how many elements it has."""
-    return sum(len(columns[0]) for columns in _read(stream, lambda _: tf.constant(0), seed))
+    """Reads a stream of unknown length to its end, to know how many elements it has.
+
+    Raises:
+        ValueError: none.
+    """
+    number = sum(len(columns[0]) for columns in _read(stream, lambda _: tf.constant(0), seed))
+    if not number:
+        raise ValueError(f"The {stream.kind} gave no element.")
+    return number
 
 
 def _read(stream: Stream, map_element: Callable[[Any], Any], seed: int) -> Any:

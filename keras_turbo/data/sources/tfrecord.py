@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from keras_turbo.data.engine.disk_store import default_cache_dir
+from keras_turbo import files as storage
 from keras_turbo.data.engine.elements import Column, Elements, concatenated, scattered
 from keras_turbo.data.engine.failures import ExampleLoadError, reason_of
 from keras_turbo.data.images import ImageOptions, require_batchable
@@ -23,9 +23,9 @@ from keras_turbo.data.records.copies import check_compression, compression_of, l
 from keras_turbo.data.records.features import (
     Features,
     Field,
-    NamedField,
     check_features,
     features_as_code,
+    field_of,
     infer_features,
     is_example,
     parser_of,
@@ -37,13 +37,10 @@ from keras_turbo.data.settings import Settings, check_count, is_integer
 from keras_turbo.data.sources.files import files_content
 from keras_turbo.data.sources.image_decoder import ImageDecoder
 from keras_turbo.data.sources.source import Identity, Source
-from keras_turbo.storage import paths as storage
-from keras_turbo.storage import remote
-from keras_turbo.storage.schemes import is_remote
+from keras_turbo.files import default_cache_dir
 
-# Features are inferred from so many records, taken from the beginnings of so many files.
+# Features are inferred from so many records.
 _INFERRED_FROM = 64
-_INFERRED_FROM_FILES = 4
 
 # Records that are read together, at most: enough that the calls are little beside them, few enough to be no memory.
 _BYTES_AT_ONCE = 1 << 22
@@ -80,41 +77,32 @@ class TfRecordSource(Source):
     ) -> None:
         self.reader = reader
         self._fields: list[Field] = tf.nest.flatten(structure)
+        features: Features = {}
         for field in self._fields:
+            features |= field.features
+            # Over some sizes TensorFlow ends the process (2.17 to 2.21).
             if field.fewest_bytes > reader.most_bytes:
                 raise ValueError(
-                    f"No record can hold {field.features().popitem()[0]!r}: it has the shape {field.spec.shape}, and "
-                    f"the largest record {reader.most_bytes} bytes."
+                    f"No record can hold {field.name!r}, which has the shape {field.spec.shape}: the largest one has "
+                    f"{reader.most_bytes} bytes."
                 )
-        self._decoder = decoder
-        self._are_images = [isinstance(field, Leaf) and field.stored == "image" for field in self._fields]
-        specs = [field.spec for field in self._fields]
-        parsed = [
-            tf.TensorSpec([], tf.string) if is_image else spec
-            for spec, is_image in zip(specs, self._are_images, strict=True)
-        ]
+        forms = tuple(field.form for field in self._fields)
+        as_parsed = [tf.TensorSpec([], tf.string) if field.is_image else field.spec for field in self._fields]
+        specs = as_parsed
         if decoder is not None:
             pixels = tf.TensorSpec(decoder.shape, decoder.dtype)
-            specs = [
-                pixels if is_image else spec for spec, is_image in zip(specs, self._are_images, strict=True)
-            ]
-        forms = tuple(field.form for field in self._fields)
-        strings = sum(spec.dtype == tf.string for spec in specs)
-        self._parsed = Elements(parsed, forms)
+            specs = [pixels if field.is_image else field.spec for field in self._fields]
+        strings = max(1, sum(spec.dtype == tf.string for spec in specs))
+        self._parsed = Elements(as_parsed, forms)
         self.elements = Elements(
-            tf.nest.pack_sequence_as(structure, specs), forms, string_bytes=int(reader.mean_bytes / max(1, strings))
+            tf.nest.pack_sequence_as(structure, specs), forms, string_bytes=int(reader.mean_bytes / strings)
         )
+        self._decoder = decoder
         self.is_random = decoder is not None and decoder.is_random
         self.loads_together = decoder is None
         self.loading_is_called = "load" if decoder is None else "decode"
-        # What is large is put where it is wanted row by row, and not once more beside it.
-        self.writes_in_place = decoder is not None or any(
-            isinstance(field, Leaf) and field.stored == "raw" for field in self._fields
-        )
+        self.writes_in_place = decoder is not None
         self._rows_at_once = int(max(1, _BYTES_AT_ONCE // max(1, reader.mean_bytes, self.elements.row_bytes)))
-        features: Features = {}
-        for field in self._fields:
-            features |= field.features()
         self._parse = parser_of(features, reader.mean_bytes)
         self._labels = None if label is None else TfRecordSource(reader, label)
         self._recipe = recipe
@@ -133,29 +121,14 @@ class TfRecordSource(Source):
             parts.append(columns)
             failures |= {begin + index: error for index, error in failed.items()}
         columns = concatenated(parts)
-        if not self.writes_in_place:
+        if self._decoder is None:
             return columns, failures
-        made = None
-        if in_place is None and self.elements.is_fixed:
-            made = self.elements.zeros(len(positions))
-            in_place = [[column[index, ...] for column in made] for index in range(len(positions))]
-        rows = self._put(columns, seeds, in_place, failures)
-        return rows if in_place is None else made, failures
-
-    def _put(
-        self,
-        columns: list[Column],
-        seeds: np.ndarray | None,
-        in_place: list[list[np.ndarray]] | None,
-        failures: dict[int, Exception],
-    ) -> list[Column]:
-        """Decodes images, and writes the values of each example where they are wanted, or gives them as lists."""
-        made: list[Column] = [list(column) for column in self.elements.zeros(len(columns[0]))]
-        for index in set(range(len(columns[0]))) - failures.keys():
-            out = None if in_place is None else in_place[index]
-            for number, column in enumerate(columns):
-                value, target = column[index], None if out is None else out[number]
-                if self._are_images[number]:
+        made: list[Column] = [list(column) for column in self.elements.zeros(len(positions))]
+        for index in sorted(set(range(len(positions))) - failures.keys()):
+            out = [None] * len(columns) if in_place is None else in_place[index]
+            for number, (field, column, target) in enumerate(zip(self._fields, columns, out, strict=True)):
+                value = column[index]
+                if field.is_image:
                     try:
                         value = self._decoder.decode(value, None if seeds is None else seeds[index], target)
                     except ValueError as error:
@@ -163,9 +136,10 @@ class TfRecordSource(Source):
                         break
                 elif target is not None:
                     target[...] = value
-                if target is None:
-                    made[number][index] = value
-        return made
+                made[number][index] = value
+        if in_place is not None:
+            return None, failures
+        return [np.stack(column) if self.elements.is_fixed else column for column in made], failures
 
     def name(self, position: int) -> str:
         return self.reader.describe(position)
@@ -193,9 +167,9 @@ class TfRecordSource(Source):
     def _parsed_columns(self, records: list[bytes]) -> tuple[list[Column], dict[int, Exception]]:
         try:
             parsed = self._parse(records)
-            return [field.column(parsed) for field in self._fields], {}
-        # The message of TensorFlow's may be bytes that are no text, which is another error.
-        except (tf.errors.InvalidArgumentError, UnicodeDecodeError, ValueError) as error:
+            columns = [field.column(parsed) for field in self._fields]
+            return [_stacked(column, field) for column, field in zip(columns, self._fields, strict=True)], {}
+        except Exception as error:  # TensorFlow's, protobuf's, and that of bytes that are no text in the message of one
             if len(records) == 1:
                 if not is_example(records[0]):
                     error = ValueError("it is whole, but no tf.train.Example.")
@@ -233,9 +207,10 @@ def tfrecord_source(
 
     if compression is None and manifest is not None:
         compression = manifest.compression
-    each = remote.each_of if any(map(is_remote, shards.paths)) else map
-    compressions = each(lambda path: compression_of(path) if compression is None else compression, shards.paths)
-    copies = local_copies(shards.paths, list(compressions), cache_folder, max_unpacked_bytes)
+    compressions = storage.each_path(
+        lambda path: compression_of(path) if compression is None else compression, shards.paths
+    )
+    copies = local_copies(shards.paths, compressions, cache_folder, max_unpacked_bytes)
     cycle = interleave or (manifest.interleave if manifest is not None and shards.are_all else 1)
     # From the root, since this process may change its folder.
     reader = RecordReader([storage.absolute(path) for path in copies], shards.paths, cache_folder, cycle)
@@ -244,25 +219,20 @@ def tfrecord_source(
             raise ExampleLoadError(f"{problem} (on_error='skip' leaves out what is damaged and lists it.)")
     if not len(reader):
         raise ValueError(f"The {len(shards.paths)} files that match {pattern!r} hold no record.")
-    shards.check_counts([index.num_records for index in reader.indices], may_be_damaged=settings.on_error == "skip")
+    shards.check_counts(reader.counts, may_be_damaged=settings.on_error == "skip")
     where = {"kind": "tfrecord", "files": [storage.absolute(path) for path in shards.paths], "interleave": cycle}
     if manifest is not None:
-        labels = [leaf for leaf in tf.nest.flatten(manifest.element) if leaf.feature == manifest.label]
-        source = TfRecordSource(
-            reader,
-            manifest.element,
-            None if images is None else ImageDecoder(images),
-            labels[0] if labels else None,
-            where | {"layout": ["manifest", repr(manifest.element), repr(images)]},
-            shards.paths,
-        )
-        return source, manifest.class_names
-    if features is None:
-        features = _inferred(reader, shards)
-    structure = _structure(features, x, label, sample_weight)
-    layout = ["features", repr(features), x if x is None or isinstance(x, str) else list(x), label, sample_weight]
-    y = structure[1] if isinstance(structure, tuple) else None
-    return TfRecordSource(reader, structure, None, y, where | {"layout": layout}, shards.paths), None
+        structure = tf.nest.map_structure(Leaf.field, manifest.element)
+        layout = [repr(manifest.element), repr(images)]
+        label = manifest.label
+    else:
+        features = _inferred(reader, shards) if features is None else features
+        structure = _structure(features, x, label, sample_weight)
+        layout = [repr(features), x if x is None or isinstance(x, str) else list(x), label, sample_weight]
+    y = next((field for field in tf.nest.flatten(structure) if field.name == label), None)
+    decoder = None if images is None else ImageDecoder(images)
+    source = TfRecordSource(reader, structure, decoder, y, where | {"layout": layout}, shards.paths)
+    return source, None if manifest is None else manifest.class_names
 
 
 def _structure(features: Features, x: str | Sequence[str] | None, label: str | None, sample_weight: str | None) -> Any:
@@ -284,32 +254,30 @@ def _structure(features: Features, x: str | Sequence[str] | None, label: str | N
         raise ValueError(f"A feature can be `x`, `label` or `sample_weight`, and only one of them. Twice: {twice}.")
     if not names:
         raise ValueError(f"No feature is left for `x` beside {targets}.")
-    fields = {name: NamedField(name, features[name]) for name in wanted}
+    fields = {name: field_of(name, features[name]) for name in wanted}
     inputs = fields[x] if isinstance(x, str) else {name: fields[name] for name in names}
     return (inputs, *(fields[name] for name in targets)) if targets else inputs
 
 
 def _inferred(reader: RecordReader, shards: Shards) -> Features:
-    names: list[str] = []
-
-    def records() -> Iterator[tuple[str, bytes]]:
-        for position in reader.first_positions(_INFERRED_FROM_FILES, _INFERRED_FROM):
-            (record,), failures = reader.read(np.array([position]))
-            if not failures:
-                names.append(reader.describe(position))
-                yield names[-1], record
-
-    features = infer_features(records())
+    positions = np.unique(np.linspace(0, len(reader) - 1, _INFERRED_FROM).astype(np.int64))
+    records, failures = reader.read(positions)
+    whole = [index for index in range(len(records)) if index not in failures]
+    features = infer_features((reader.describe(int(positions[index])), records[index]) for index in whole)
     sys.stdout.write(
-        f"Features inferred from {len(names)} of {len(reader)} records in {len(shards.paths)} files. Give them as "
+        f"Features inferred from {len(whole)} of {len(reader)} records in {len(shards.paths)} files. Give them as "
         f"`features` to have them fixed:\n\n{features_as_code(features)}\n\n"
     )
     return features
 
 
+def _stacked(column: Column, field: Field) -> Column:
+    return np.stack(column) if isinstance(column, list) and field.spec.shape.is_fully_defined() else column
+
+
 def _image_options(given: dict[str, Any], manifest: Manifest | None, settings: Settings) -> ImageOptions | None:
     """What pixels are wanted of the images that are kept as files; None where there are none."""
-    images = [] if manifest is None else [leaf for leaf in tf.nest.flatten(manifest.element) if leaf.stored == "image"]
+    images = [] if manifest is None else [leaf for leaf in manifest.leaves if leaf.stored == "image"]
     if not images:
         if given:
             raise ValueError(
