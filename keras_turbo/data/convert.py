@@ -15,7 +15,7 @@ import dataclasses
 import math
 import os
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, Literal
 
@@ -267,8 +267,14 @@ def _convert_part(
         except Exception as error:  # one file's fault is told with its path, or listed
             return error
 
+    def encoded(numbers: range) -> Iterator[tuple[int, bytes | Exception]]:
+        ahead = _AHEAD * available_cores()
+        for begin in range(0, len(numbers), ahead):
+            some = numbers[begin : begin + ahead]
+            yield from zip(some, pool.map(result, some), strict=True)
+
     storage.make_folder(storage.join(part.folder, CONVERTING_FOLDER))
-    ahead = _AHEAD * available_cores()
+    storage.remove_abandoned(part.folder, after_seconds=0)
     for index, name in enumerate(part.shard_names):
         # Dealt out in turn: shards are of equal length, and each has its share of every class.
         chosen = range(index, len(part.paths), part.num_shards)
@@ -276,10 +282,9 @@ def _convert_part(
             advance(len(chosen))
             continue
         skipped = []
-        with storage.writing(storage.join(part.folder, name)) as file, tf.io.TFRecordWriter(file.name) as writer:
-            for begin in range(0, len(chosen), ahead):
-                some = chosen[begin : begin + ahead]
-                for number, image in zip(some, pool.map(result, some), strict=True):
+        with storage.writing(storage.join(part.folder, name)) as file:
+            with tf.io.TFRecordWriter(file.name) as writer:
+                for number, image in encoded(chosen):
                     advance(1)
                     relative = storage.relative_to(part.paths[number], source)
                     if isinstance(image, Exception):
@@ -294,8 +299,8 @@ def _convert_part(
                     if part.labels is not None:
                         features["label"].int64_list.value.append(part.labels[number])
                     writer.write(example.SerializeToString(deterministic=True))
-        # The account last: a shard without one would be made again.
-        write_json(part.account_of(name), {"count": len(chosen) - len(skipped), "skipped": skipped})
+            # Before the shard appears: one without an account would be made again.
+            write_json(part.account_of(name), {"count": len(chosen) - len(skipped), "skipped": skipped})
 
 
 def _already_done(parts: dict[str, _Part], plan: dict[str, Any]) -> dict[str, Manifest] | None:

@@ -17,6 +17,7 @@ import tensorflow as tf
 from keras_turbo import FastDataset
 from keras_turbo.cli import main
 from keras_turbo.data.convert import ConversionError, convert_images, write_tfrecords
+from keras_turbo.data.engine.failures import ExampleLoadError
 from tests.data.epochs import batches_of
 from tests.data.noise_images import write_image, write_images
 from tests.data.processes import start_python
@@ -344,7 +345,7 @@ def test_a_half_of_an_image_is_found_when_it_is_decoded(photos, tmp_path):
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     convert_images(photos, tmp_path / "out", shards=2)
     options = {"image_size": (8, 8), "batch_size": 2}
-    with pytest.raises(tf.errors.InvalidArgumentError, match="record .* at byte"):
+    with pytest.raises(ExampleLoadError, match="record .* at byte"):
         batches_of(FastDataset.from_tfrecord(tmp_path / "out", **options))
     dataset = FastDataset.from_tfrecord(tmp_path / "out", on_error="skip", **options)
     with warnings.catch_warnings(record=True):
@@ -412,18 +413,17 @@ def test_what_is_done_is_not_done_again(photos, tmp_path):
 
 STOPPING_CONVERSION = """
 import itertools, sys, time
-from keras_turbo.data.conversion import image_conversion
+from keras_turbo.data import convert
 
 numbers = itertools.count()
 
-def stopping(path, encode=image_conversion._as_they_are):
+def stopping(*options, encoder=convert._encoder):
     # Two files of two images are made; then it waits to be killed.
-    if next(numbers) >= 5:
-        time.sleep(600)
-    return encode(path)
+    encode = encoder(*options)
+    return lambda path: time.sleep(600) if next(numbers) >= 5 else encode(path)
 
-image_conversion._as_they_are = stopping
-image_conversion.convert_images(sys.argv[1], sys.argv[2], shards=7)
+convert._encoder = stopping
+convert.convert_images(sys.argv[1], sys.argv[2], shards=7)
 """
 
 

@@ -93,9 +93,9 @@ def local_copies(
     movable = {number: size for number, size in missing.items() if not compressions[number]}
     if movable and not fits_on_disk(sum(movable.values()), cache_folder):
         warnings.warn(
-            f"{len(movable)} TFRecord files ({sum(movable.values()) / 1e9:.1f} GB), {paths[min(movable)]!r} among them, "
-            f"would take more than half of the free disk of {str(cache_folder)!r}. They are read where they are, which "
-            "is a request for each record if they are shuffled. Give a folder with more room as `cache_dir`.",
+            f"{len(movable)} TFRecord files ({sum(movable.values()) / 1e9:.1f} GB), {paths[min(movable)]!r} among "
+            f"them, would take more than half of the free disk of {str(cache_folder)!r}. They are read where they are, "
+            "which is a request for each record if they are shuffled. Give a folder with more room as `cache_dir`.",
             stacklevel=4,  # where from_tfrecord is called
         )
         copies = [paths[number] if number in movable else copy for number, copy in enumerate(copies)]

@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_turbo import files as storage
-from keras_turbo.data.engine.elements import BatchForm, Column, numpy_dtype
+from keras_turbo.data.engine.elements import Column, numpy_dtype
 from keras_turbo.data.records.copies import COMPRESSIONS
 from keras_turbo.data.records.features import KINDS, Features, Field, fewest_bytes
 
@@ -95,7 +95,8 @@ class Leaf:
     def put(self, array: np.ndarray, example: tf.train.Example) -> None:
         """Writes the tensor of an example into its record."""
         features = example.features.feature
-        values = [array.tobytes()] if self.stored == "raw" else array.ravel().tolist()
+        flat = array.ravel().astype(np.int64) if self.stored == "int64" else array.ravel()
+        values = [array.tobytes()] if self.stored == "raw" else flat.tolist()
         getattr(features[self.feature], _STORED[self.stored]).value.extend(values)
         if self._has_shape_feature:
             features[self.feature + _SHAPE_SUFFIX].int64_list.value.extend(array.shape)

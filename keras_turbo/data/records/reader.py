@@ -26,8 +26,9 @@ _LARGE_BYTES = 1 << 28
 
 
 class RecordReader:
-    """Records of several files by position. What is left of a file that is truncated, or the header of a record whose
-    length is damaged, has a position, too, the last one of its file.
+    """Records of several files by position.
+
+    What is left of a truncated file, or the header of a record whose length is damaged, has a position, too.
 
     Args:
         paths: of the files, in the order of their records: for a compressed one its unpacked copy.
@@ -66,6 +67,7 @@ class RecordReader:
                 # Of a damaged length the rest of the file, however large, tells nothing.
                 is_cut = len(header) < HEADER_BYTES or length_in(header) is not None
                 offsets[number] = np.append(offsets[number], end if is_cut else begin + HEADER_BYTES)
+        self._open.clear()
         entries = [len(one) - 1 for one in offsets]
         # The number of the first entry of each file, and of all.
         self._first = np.cumsum([0, *entries])

@@ -146,8 +146,6 @@ def only_writer(target: str, name: str) -> Iterator[None]:
             raise FileExistsError(
                 f"Another process is writing into {target!r}. Wait for it, or give another folder."
             ) from None
-        if not is_remote(target):
-            storage.remove_abandoned(target)
         yield
 
 
@@ -157,6 +155,7 @@ def _write(
     """Deals the examples of one epoch out to files, which appear when all are written; gives the number in each."""
     written, leaves = 0, tf.nest.flatten(element)
     names = [shard_name(index, shards) for index in range(shards)]
+    storage.remove_abandoned(folder, after_seconds=0)
     with contextlib.ExitStack() as stack:
         # Entered in reverse, they are put in place in order.
         paths = [stack.enter_context(storage.writing(storage.join(folder, name))).name for name in reversed(names)]

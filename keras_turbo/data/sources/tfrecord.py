@@ -81,7 +81,7 @@ class TfRecordSource(Source):
         for field in self._fields:
             features |= field.features
             # Over some sizes TensorFlow ends the process (2.17 to 2.21).
-            if field.fewest_bytes > reader.most_bytes:
+            if field.fewest_bytes > max(reader.most_bytes, _BYTES_AT_ONCE):
                 raise ValueError(
                     f"No record can hold {field.name!r}, which has the shape {field.spec.shape}: the largest one has "
                     f"{reader.most_bytes} bytes."
@@ -171,9 +171,8 @@ class TfRecordSource(Source):
             return [_stacked(column, field) for column, field in zip(columns, self._fields, strict=True)], {}
         except Exception as error:  # TensorFlow's, protobuf's, and that of bytes that are no text in the message of one
             if len(records) == 1:
-                if not is_example(records[0]):
-                    error = ValueError("it is whole, but no tf.train.Example.")
-                return self._parsed.zeros(1), {0: error}
+                no_example = ValueError("it is whole, but no tf.train.Example.")
+                return self._parsed.zeros(1), {0: error if is_example(records[0]) else no_example}
         half = len(records) // 2
         (first, failures), (second, others) = map(self._parsed_columns, (records[:half], records[half:]))
         return concatenated([first, second]), failures | {half + index: error for index, error in others.items()}
