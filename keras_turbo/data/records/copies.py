@@ -9,6 +9,7 @@ CACHE_DIR/tfrecord/unpacked/<digest of path>/<digest of size and time of change>
 
 from __future__ import annotations
 
+import os
 import pathlib
 import shutil
 import warnings
@@ -18,13 +19,14 @@ from typing import IO
 
 from keras_turbo import files as storage
 from keras_turbo.data.engine.disk_store import digest, fits_on_disk
-from keras_turbo.data.records.index import DAMAGE_MARK, HEADER_BYTES, digest_of_path, length_in
+from keras_turbo.data.records.index import DAMAGE_MARK, HEADER_BYTES, digest_of_path, length_in, record_offsets
 from keras_turbo.files import is_remote
 from keras_turbo.progress import progress_bar
 
 COMPRESSIONS = (None, "", "GZIP", "ZLIB")
 
-_CHUNK_BYTES = 1 << 20
+# As much of a damaged file is lost with what is damaged.
+_CHUNK_BYTES = 1 << 16
 
 # How much is asked for at a time behind a scheme.
 _READ_AHEAD_BYTES = 8 << 20
@@ -127,6 +129,12 @@ def _copy(path: str, compression: str, limit: int, place: pathlib.Path) -> None:
                             "trust it, give a larger `max_unpacked_bytes`."
                         )
             except (zlib.error, EOFError):
+                copy.flush()
+                # Half a record would be told of by what it lacks, and not by why it does.
+                descriptor = copy.fileno()
+                end = record_offsets(lambda at, size: os.pread(descriptor, size, at), copy.tell())[-1]
+                copy.seek(int(end))
+                copy.truncate()
                 copy.write(DAMAGE_MARK)
         for outdated in set(place.parent.glob("*.tfrecord")) - {place}:
             outdated.unlink(missing_ok=True)

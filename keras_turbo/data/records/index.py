@@ -65,6 +65,8 @@ def index_of(path: str, read_at: ReadAt, cache_folder: pathlib.Path) -> np.ndarr
         OSError: the file can't be read.
     """
     status = storage.status_of(path)
+    if not status.size:
+        read_at(0, HEADER_BYTES)  # which fails if it is a pipe or a device: they have no size either
     places = [str(cache_folder / "tfrecord" / "index" / f"{digest_of_path(path)}.npy")]
     folder, name = os.path.split(storage.absolute(path))
     # A link would be followed out of the data's folder.

@@ -146,7 +146,11 @@ def only_writer(target: str, name: str) -> Iterator[None]:
             raise FileExistsError(
                 f"Another process is writing into {target!r}. Wait for it, or give another folder."
             ) from None
-        yield
+        try:
+            yield
+        finally:
+            if is_remote(target):
+                storage.remove_folder(str(folder))
 
 
 def _write(
