@@ -138,9 +138,12 @@ def length_in(header: bytes) -> int | None:
 
 
 def are_whole(parts: Sequence[bytes], checksums: Sequence[bytes]) -> np.ndarray:
-    """Which byte strings match their masked CRC-32C, given as the four bytes in the file."""
+    """Which byte strings match their masked CRC-32C, given as the four bytes in the file, or fewer if it ends there."""
+    joined = b"".join(checksums)
+    if len(joined) < FOOTER_BYTES * len(checksums):
+        joined = b"".join(checksum.ljust(FOOTER_BYTES, b"\0") for checksum in checksums)
     crcs = np.fromiter(map(google_crc32c.value, parts), np.uint32, len(parts))
-    return _masked(crcs) == np.frombuffer(b"".join(checksums), "<u4")
+    return _masked(crcs) == np.frombuffer(joined, "<u4")
 
 
 def _masked(crc: Any) -> Any:

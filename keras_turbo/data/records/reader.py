@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import os
 import pathlib
@@ -20,6 +21,9 @@ from keras_turbo.files import is_remote
 # Of the files that this process may open, this share is kept open; all others are opened for each read.
 _SHARE_OF_OPEN_FILES = 0.25
 _FEWEST_KEPT_OPEN = 16
+
+# Reading such a record by itself takes less time than copying it out of what is read together.
+_LONG_RECORD_BYTES = 1 << 12
 
 # Less than this is read without asking whether there is memory for it.
 _LARGE_BYTES = 1 << 28
@@ -104,38 +108,41 @@ class RecordReader:
         """
         entries, files = self._entries_and_files(positions)
         begins, ends = self._offsets[entries + files], self._offsets[entries + files + 1]
-        # Those that lie behind one another are read at once.
+        if self._remote or self.mean_bytes < _LONG_RECORD_BYTES:
+            records, checksums = self._in_runs(files, begins, ends)
+        else:
+            records = [self._part(*one) for one in _ranges(files, begins + HEADER_BYTES, ends - FOOTER_BYTES)]
+            checksums = [self._part(*one) for one in _ranges(files, ends - FOOTER_BYTES, ends)]
+        failures: dict[int, Exception] = {}
+        for index in np.flatnonzero(~are_whole(records, checksums)).tolist():
+            (frame,) = _ranges(files[index, None], begins[index, None], ends[index, None])
+            try:
+                failures[index] = ValueError(what_is_wrong(self._read_at(*frame)))
+            except (OSError, ValueError) as error:
+                failures[index] = OSError(f"the file can't be read: {reason_of(error)}")
+        return records, failures
+
+    def _in_runs(self, files: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> tuple[list[bytes], list[bytes]]:
+        """Records and their checksums; those that lie behind one another are read at once."""
         is_first = np.append(True, (files[1:] != files[:-1]) | (begins[1:] != ends[:-1]))
-        firsts = np.flatnonzero(is_first)
-        sizes = np.add.reduceat(ends - begins, firsts)
-        runs = list(zip(files[firsts].tolist(), begins[firsts].tolist(), sizes.tolist(), strict=True))
-        found = storage.each_of(self._run, runs) if self._remote else [self._run(run) for run in runs]
-        blocks = [b"" if isinstance(came, Exception) else came for came in found]
-        run_of = (np.cumsum(is_first) - 1).tolist()
-        starts = begins - np.repeat(begins[firsts], np.diff(np.append(firsts, len(positions)))) + HEADER_BYTES
-        stops = starts + (ends - begins) - HEADER_BYTES - FOOTER_BYTES
+        run_of, firsts = np.cumsum(is_first) - 1, np.flatnonzero(is_first)
+        run_ends = ends[np.append(firsts[1:], len(ends)) - 1]
+        runs = list(_ranges(files[firsts], begins[firsts], run_ends))
+        each = storage.each_of if self._remote else map
+        blocks = list(each(lambda run: self._part(*run), runs))
+        starts, stops = begins - begins[firsts][run_of] + HEADER_BYTES, ends - begins[firsts][run_of] - FOOTER_BYTES
         records, checksums = [], []
-        for run, start, stop in zip(run_of, starts.tolist(), stops.tolist(), strict=True):
+        for run, start, stop in zip(run_of.tolist(), starts.tolist(), stops.tolist(), strict=True):
             block = blocks[run]
             records.append(block[start:stop])
             checksums.append(block[stop : stop + FOOTER_BYTES])
-        if sum(map(len, blocks)) < int(sizes.sum()):
-            checksums = [checksum.ljust(FOOTER_BYTES, b"\0") for checksum in checksums]
-        failures: dict[int, Exception] = {}
-        for index in np.flatnonzero(~are_whole(records, checksums)).tolist():
-            came = found[run_of[index]]
-            if not isinstance(came, Exception):
-                frame = came[int(starts[index]) - HEADER_BYTES : int(stops[index]) + FOOTER_BYTES]
-                came = ValueError(what_is_wrong(frame))
-            failures[index] = came
-        return records, failures
+        return records, checksums
 
-    def _run(self, run: tuple[int, int, int]) -> bytes | Exception:
-        """Records that lie behind one another, or why they can't be read."""
-        try:
-            return self._read_at(*run)
-        except (OSError, ValueError) as error:
-            return OSError(f"the file can't be read: {reason_of(error)}")
+    def _part(self, file: int, offset: int, size: int) -> bytes:
+        """Bytes of a file: fewer, or none, where they can't be read."""
+        with contextlib.suppress(OSError, ValueError):
+            return self._read_at(file, offset, size)
+        return b""
 
     def _read_at(self, file: int, offset: int, size: int) -> bytes:
         """Bytes of a file: fewer where it has become shorter."""
@@ -159,6 +166,11 @@ class RecordReader:
     def _entries_and_files(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         entries = positions if self._order is None else self._order[positions]
         return entries, np.searchsorted(self._first, entries, "right") - 1
+
+
+def _ranges(files: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> Iterator[tuple[int, int, int]]:
+    """For each file, begin and end: what to read."""
+    return zip(files.tolist(), begins.tolist(), (ends - begins).tolist(), strict=True)
 
 
 def interleaved(counts: Sequence[int], cycle_length: int) -> np.ndarray:
