@@ -19,22 +19,21 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, Literal
 
-import numpy as np
 import simplejpeg
 import tensorflow as tf
 
 from keras_turbo import files as storage
 from keras_turbo.data.engine.disk_store import digest
-from keras_turbo.data.engine.failures import ON_ERROR, reason_of
+from keras_turbo.data.engine.failures import reason_of
 from keras_turbo.data.images import ImageOptions
 from keras_turbo.data.records.manifest import MANIFEST_NAME, Leaf, Manifest, load_manifest, read_json, write_json
 from keras_turbo.data.records.shards import CONVERTING_FOLDER, record_files_in
 from keras_turbo.data.records.writing import only_writer, shard_name, target_folder, write_tfrecords
-from keras_turbo.data.settings import available_cores, check_count
-from keras_turbo.data.sources.class_folders import has_class_folders, validation_mask
+from keras_turbo.data.settings import Settings, available_cores, check_count
+from keras_turbo.data.sources.class_folders import has_class_folders
 from keras_turbo.data.sources.files import statuses_of
 from keras_turbo.data.sources.image_decoder import ImageDecoder, image_kind
-from keras_turbo.data.sources.image_folder import find_images
+from keras_turbo.data.sources.image_folder import image_folder_sources
 from keras_turbo.files import is_remote, resolved
 from keras_turbo.progress import progress_bar
 
@@ -50,28 +49,20 @@ _PLAN_NAME = "plan.json"
 # A shard of about this size is read from a network in a second, and a thousand of them are an ImageNet.
 _SHARD_BYTES = 128 << 20
 
-# Images that are encoded before the first of them is written, for each worker: some more than one, since they are not
-# equally large.
-_AHEAD = 16
+# Images that are encoded before more are begun: some, since the last of them are waited for.
+_AT_ONCE = 32
 
 
 class ConversionError(ValueError):
-    """A file can't be converted; the message begins with its path.
+    """A file can't be converted; the message begins with its path."""
 
-    Args:
-        path: of the file.
-        reason: a sentence.
-        can_be_left_out: whether the option is of help that leaves out such files.
-    """
-
-    def __init__(self, path: str, reason: str, *, can_be_left_out: bool = True) -> None:
-        self.path, self.reason, self.can_be_left_out = path, reason, can_be_left_out
+    def __init__(self, path: str, reason: str) -> None:
+        self.path, self.reason = path, reason
         super().__init__(self.told("on_error='skip'"))
 
     def told(self, option: str) -> str:
         """The message, with the option that leaves out such files as the caller writes it."""
-        text = f"{self.path}: {self.reason}"
-        return f"{text} ({option} leaves such files out.)" if self.can_be_left_out else text
+        return f"{self.path}: {self.reason} ({option} leaves such files out.)"
 
 
 def convert_images(
@@ -125,48 +116,42 @@ def convert_images(
         ConversionError: with `on_error="raise"`, with the path and what is wrong.
     """
     options = ImageOptions(image_size=image_size, resize=resize)
+    settings = Settings.of({"on_error": on_error, "workers": workers}, "convert_images")
     check_count("shards", shards, "None, for files of about 128 MB")
-    check_count("workers", workers, "None, for one for each core")
     check_count("quality", quality, "leave it out for 95")
     if quality > 100:
         raise ValueError(f"`quality` must lie between 1 and 100. Received: {quality}.")
-    if on_error not in ON_ERROR:
-        raise ValueError(f"`on_error` must be 'raise' or 'skip'. Received: on_error={on_error!r}.")
-    if validation_split is not None and (isinstance(validation_split, bool) or not 0 < validation_split < 1):
-        raise ValueError(f"`validation_split` must lie between 0 and 1. Received: {validation_split!r}.")
     source, target = resolved(directory, "directory"), target_folder(out)
     if _lies_in(target, source):
         raise ValueError(
             f"{target!r} lies in {source!r}, where it would be taken for a class of images. Give a folder outside of "
             "it."
         )
-    by_class = has_class_folders(source)
-    found = find_images(source, by_class)
-    statuses = statuses_of(found.paths)
-    held_out = np.zeros(len(found.paths), bool)
-    if validation_split is not None:
-        held_out = validation_mask(len(found.paths), validation_split, seed)
-    masks = {"all": ~held_out} if validation_split is None else {"training": ~held_out, "validation": held_out}
-    parts = {}
-    for name, mask in masks.items():
-        chosen = np.flatnonzero(mask).tolist()
-        if not chosen:
-            raise ValueError(
-                f"validation_split={validation_split} of {len(found.paths)} images leaves none for {name}. Use more "
-                "images or another share."
-            )
-        number = shards or math.ceil(sum(statuses[index].size for index in chosen) / _SHARD_BYTES)
-        parts[name] = _Part(
-            folder=target if name == "all" else storage.join(target, name),
-            paths=[found.paths[index] for index in chosen],
-            labels=[found.class_names.index(found.class_of[index]) for index in chosen] if by_class else None,
-            num_shards=max(1, min(number, len(chosen))),
+    sources, class_names = image_folder_sources(
+        source,
+        options,
+        labels="inferred" if has_class_folders(source) else None,
+        label_mode="int",
+        class_names=None,
+        validation_split=validation_split,
+        subset=None if validation_split is None else "both",
+        seed=seed,
+    )
+    parts, images = {}, []
+    for name, images_of_part in sources.items():
+        paths, labels = images_of_part.paths, images_of_part.files.labels
+        statuses = statuses_of(paths)
+        images += [[storage.relative_to(path, source), *status] for path, status in zip(paths, statuses, strict=True)]
+        number = shards or math.ceil(sum(status.size for status in statuses) / _SHARD_BYTES)
+        parts["all" if validation_split is None else name] = _Part(
+            folder=target if validation_split is None else storage.join(target, name),
+            paths=paths,
+            labels=None if labels is None else labels.tolist(),
+            num_shards=max(1, min(number, len(paths))),
         )
     plan = {
         "version": FORMAT_VERSION,
-        "images": digest(
-            [[storage.relative_to(path, source), *status] for path, status in zip(found.paths, statuses, strict=True)]
-        ),
+        "images": digest(sorted(images)),
         "options": {
             "image_size": None if image_size is None else list(options.image_size or ()),
             "resize": resize,
@@ -184,11 +169,11 @@ def convert_images(
         _begin(target, plan)
         encode = _encoder(options, quality)
         with (
-            progress_bar("Converting images", len(found.paths)) as advance,
+            progress_bar("Converting images", len(images)) as advance,
             ThreadPoolExecutor(workers or available_cores()) as pool,
         ):
             for part in parts.values():
-                _convert_part(part, source, pool, encode, on_error, advance)
+                _convert_part(part, source, pool, encode, settings, advance)
         height, width = options.image_size or (None, None)
         image = Leaf("image", "uint8", (height, width, 3), "image")
         manifests = {}
@@ -196,16 +181,15 @@ def convert_images(
             accounts = {shard: read_json(part.account_of(shard)) for shard in part.shard_names}
             manifests[name] = Manifest(
                 files={shard: account["count"] for shard, account in accounts.items()},
-                element=(image, Leaf("label", "int32", (), "int64")) if by_class else image,
+                element=image if part.labels is None else (image, Leaf("label", "int32", (), "int64")),
                 interleave=part.num_shards,
-                class_names=found.class_names if by_class else None,
-                label="label" if by_class else None,
+                class_names=class_names,
+                label=None if part.labels is None else "label",
                 options=plan,
                 skipped=[one for account in accounts.values() for one in account["skipped"]],
             )
             if not manifests[name].num_examples:
-                reason = f"none of the {len(part.paths)} files could be converted."
-                raise ConversionError(part.paths[0], reason, can_be_left_out=False)
+                raise ValueError(f"None of {len(part.paths)} files could be converted, {part.paths[0]!r} among them.")
         for name, part in parts.items():
             manifests[name].save(part.folder)
             if part.folder != target:
@@ -258,7 +242,7 @@ def _convert_part(
     source: str,
     pool: Executor,
     encode: Callable[[str], bytes],
-    on_error: str,
+    settings: Settings,
     advance: Callable[[int], None],
 ) -> None:
     def result(number: int) -> bytes | Exception:
@@ -267,10 +251,9 @@ def _convert_part(
         except Exception as error:  # one file's fault is told with its path, or listed
             return error
 
-    def encoded(numbers: range) -> Iterator[tuple[int, bytes | Exception]]:
-        ahead = _AHEAD * available_cores()
-        for begin in range(0, len(numbers), ahead):
-            some = numbers[begin : begin + ahead]
+    def results(numbers: range) -> Iterator[tuple[int, bytes | Exception]]:
+        for begin in range(0, len(numbers), _AT_ONCE):
+            some = numbers[begin : begin + _AT_ONCE]
             yield from zip(some, pool.map(result, some), strict=True)
 
     storage.make_folder(storage.join(part.folder, CONVERTING_FOLDER))
@@ -284,11 +267,11 @@ def _convert_part(
         skipped = []
         with storage.writing(storage.join(part.folder, name)) as file:
             with tf.io.TFRecordWriter(file.name) as writer:
-                for number, image in encoded(chosen):
+                for number, image in results(chosen):
                     advance(1)
                     relative = storage.relative_to(part.paths[number], source)
                     if isinstance(image, Exception):
-                        if on_error == "raise":
+                        if settings.on_error == "raise":
                             raise ConversionError(part.paths[number], reason_of(image)) from image
                         skipped.append([relative, reason_of(image)])
                         continue

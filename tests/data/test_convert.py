@@ -217,6 +217,15 @@ def damage_manifest(folder: Path, **changes) -> None:
         ({"element": {"x": 1}}, "is damaged"),
         ({"element": {"feature": "x", "dtype": "int9", "shape": [], "stored": "int64"}}, "is damaged"),
         ({"element": {"feature": "x", "dtype": "int64", "shape": [], "stored": "pickle"}}, "is damaged"),
+        ({"element": {"feature": "x", "dtype": "int64", "shape": [10**9], "stored": "int64"}}, "No record can hold 'x'"),
+        ({"element": {"feature": "x", "dtype": "float64", "shape": [10**8], "stored": "raw"}}, "No record can hold 'x'"),
+        ({"element": {"feature": "x", "dtype": "int64", "shape": [10**18], "stored": "int64"}}, "is damaged"),
+        ({"element": {"feature": "x", "dtype": "int64", "shape": [0, 10**9, 10**9], "stored": "raw"}}, "is damaged"),
+        ({"element": {"feature": "x", "dtype": "int64", "shape": [-1], "stored": "raw"}}, "is damaged"),
+        ({"element": {"feature": "x", "dtype": "uint8", "shape": [20000, 20000, 3], "stored": "image"}}, "max_pixels"),
+        ({"element": {"feature": "x", "dtype": "string", "shape": [], "stored": "raw"}}, "is damaged"),
+        ({"class_names": 3}, "is damaged"),
+        ({"label": ["x"]}, "is damaged"),
         ({"interleave": 0}, "is damaged"),
         ({"compression": "LZ4"}, "is damaged: compression is 'LZ4'"),
         ({"compression": None}, "is damaged: compression is None"),
@@ -228,6 +237,18 @@ def test_a_manifest_that_cannot_be(tmp_path, changes, message):
     write_tfrecords(FastDataset(np.arange(3)), tmp_path)
     damage_manifest(tmp_path, **changes)
     with pytest.raises(ValueError, match=message):
+        FastDataset.from_tfrecord(tmp_path)
+
+
+@pytest.mark.parametrize("opening", ["[", '{"element":', '{"format": "keras_turbo.tfrecord", "version": 1, "element": [['])
+def test_a_manifest_that_is_nested_too_deeply(tmp_path, opening):
+    write_tfrecords(FastDataset(np.arange(3)), tmp_path)
+    (tmp_path / "manifest.json").write_text(opening * 100_000)
+    with pytest.raises(ValueError, match=r"manifest.json' is (no JSON|damaged)"):
+        FastDataset.from_tfrecord(tmp_path)
+    content = json.dumps({"format": "keras_turbo.tfrecord", "version": 1, "files": {"a": 1}, "element": "HERE"})
+    (tmp_path / "manifest.json").write_text(content.replace('"HERE"', "[" * 900 + "]" * 900))
+    with pytest.raises(ValueError, match=r"manifest.json' is (no JSON|damaged)"):
         FastDataset.from_tfrecord(tmp_path)
 
 
@@ -353,6 +374,34 @@ def test_a_half_of_an_image_is_found_when_it_is_decoded(photos, tmp_path):
         for _ in range(2):
             assert sum(len(y) for _, y in batches_of(dataset)) == 13
     assert len(dataset.skipped) == 1
+
+
+def test_a_pipe_among_the_images_is_named_and_left_out(photos, tmp_path):
+    os.mkfifo(photos / "cat" / "pipe.jpg")
+    with pytest.raises(ConversionError, match=r"pipe\.jpg: .*It is a pipe"):
+        convert_images(photos, tmp_path / "out")
+    manifest = convert_images(photos, tmp_path / "skipped", on_error="skip")["all"]
+    assert (manifest.num_examples, [path for path, _ in manifest.skipped]) == (14, ["cat/pipe.jpg"])
+
+
+def test_nothing_is_written_through_a_link(photos, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "a.tfrecord").write_bytes(b"somebody's")
+    for name in (".converting", ".writing"):
+        (tmp_path / name).symlink_to(elsewhere)
+    with pytest.raises(FileExistsError, match=r"\.converting' is a link"):
+        convert_images(photos, tmp_path)
+    with pytest.raises(FileExistsError, match=r"\.writing' is a link"):
+        write_tfrecords(FastDataset(np.arange(3)), tmp_path)
+    assert [path.name for path in elsewhere.iterdir()] == ["a.tfrecord"]
+
+
+def test_images_of_which_none_can_be_converted(tmp_path):
+    write_images(tmp_path / "photos", ["1.png"])
+    (tmp_path / "photos" / "1.png").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"None of 1 files could be converted, '.*1\.png' among them"):
+        convert_images(tmp_path / "photos", tmp_path / "out", on_error="skip")
 
 
 @pytest.mark.parametrize(

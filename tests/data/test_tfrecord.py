@@ -159,6 +159,32 @@ def test_compressed(tmp_path, compression, given):
     assert len(list((tmp_path / "cache").rglob("*.tfrecord"))) == len(COUNTS)
 
 
+def test_a_compressed_file_that_unpacks_to_more_than_it_may(tmp_path):
+    write_shards(tmp_path, [3])
+    path = write_records(tmp_path / "part-1.tfrecord", [bytes(1 << 20)] * 20, "GZIP")
+    options = {"cache_dir": tmp_path / "cache", "max_unpacked_bytes": 1 << 23}
+    with pytest.raises(ValueError, match=rf"'{path}' unpacks to more than 8 MB.*`max_unpacked_bytes`"):
+        dataset_of(tmp_path, **options)
+    for wrong in (0, 1.5, True):
+        with pytest.raises((TypeError, ValueError), match="`max_unpacked_bytes` must be"):
+            dataset_of(tmp_path, max_unpacked_bytes=wrong)
+
+
+def test_a_pipe_among_the_files_is_named(tmp_path):
+    write_shards(tmp_path, [3])
+    os.mkfifo(tmp_path / "pipe.tfrecord")
+    for options in ({}, {"compression": ""}, {"on_error": "skip"}):
+        with pytest.raises(OSError, match=r"It is a pipe, and no file: '.*pipe\.tfrecord'"):
+            dataset_of(tmp_path, **options)
+
+
+@pytest.mark.parametrize("shape", [[10**9], [10**18], [10**5, 10**5]])
+def test_a_feature_that_no_record_can_hold(shards, shape):
+    features = {**FEATURES, "values": tf.io.FixedLenFeature(shape, tf.float32)}
+    with pytest.raises(ValueError, match="No record can hold 'values'"):
+        FastDataset.from_tfrecord(shards, features)
+
+
 def test_fit_evaluate_and_predict(shards):
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
@@ -202,6 +228,7 @@ def test_parts_of_an_example(shards):
         ({"features": [1]}, "must be a dict"),
         ({"features": {"x": tf.float32}}, r"must be one of tf\.io\.FixedLenFeature"),
         ({"features": {1: tf.io.VarLenFeature(tf.int64)}}, "must have names"),
+        ({"features": {"x": tf.io.RaggedFeature(tf.int64, "x", [tf.io.RaggedFeature.RowLengths("y")])}}, "partitions"),
         ({"features": FEATURES, "x": "pixels"}, "There is no feature 'pixels'"),
         ({"features": FEATURES, "x": "values", "label": "values"}, "Twice"),
         ({"features": FEATURES, "sample_weight": "number"}, "Give `label` too"),

@@ -131,7 +131,8 @@ class Leaf:
         shapes = parsed[self.feature + _SHAPE_SUFFIX] if self._has_shape_feature else [self.shape] * len(column)
         if self.shape == (None,):
             shapes = [-1] * len(column)
-        return [row.astype(dtype, copy=False).reshape(shape) for row, shape in zip(column, shapes, strict=True)]
+        rows = [row.astype(dtype, copy=False).reshape(shape) for row, shape in zip(column, shapes, strict=True)]
+        return rows if None in self.shape else np.stack(rows)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -167,8 +167,7 @@ class TfRecordSource(Source):
     def _parsed_columns(self, records: list[bytes]) -> tuple[list[Column], dict[int, Exception]]:
         try:
             parsed = self._parse(records)
-            columns = [field.column(parsed) for field in self._fields]
-            return [_stacked(column, field) for column, field in zip(columns, self._fields, strict=True)], {}
+            return [field.column(parsed) for field in self._fields], {}
         except Exception as error:  # TensorFlow's, protobuf's, and that of bytes that are no text in the message of one
             if len(records) == 1:
                 no_example = ValueError("it is whole, but no tf.train.Example.")
@@ -268,10 +267,6 @@ def _inferred(reader: RecordReader, shards: Shards) -> Features:
         f"`features` to have them fixed:\n\n{features_as_code(features)}\n\n"
     )
     return features
-
-
-def _stacked(column: Column, field: Field) -> Column:
-    return np.stack(column) if isinstance(column, list) and field.spec.shape.is_fully_defined() else column
 
 
 def _image_options(given: dict[str, Any], manifest: Manifest | None, settings: Settings) -> ImageOptions | None:
