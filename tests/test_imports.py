@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import subprocess
 import sys
@@ -11,20 +12,21 @@ from pathlib import Path
 
 import pytest
 
+import keras_turbo
+from keras_turbo import moved
+
 PACKAGE = Path(__file__).parents[1] / "keras_turbo"
 
-BASE = {"progress", "wording", "files", "machine"}
+BASE = {"report", "files", "machine"}
 FOUNDATIONS = {"data", "layers", "precision", "distribution", "checkpoint", "devices", "execution"}
 CALLBACKS = FOUNDATIONS | {"callbacks"}
 AUDIT = CALLBACKS | {"auditing"}
 # Which parts of keras_turbo each part may import, besides itself; "" is the package's own __init__.
 MAY_IMPORT = {
-    # How far long work is, shown in a terminal; it imports nothing of ours.
-    "progress": set(),
-    # How values are told in messages; neither does this.
-    "wording": set(),
     # Files by their paths, behind a scheme too; it imports nothing of ours.
     "files": set(),
+    # Tables, JSON and pages, and how far long work is; pages are files.
+    "report": {"files"},
     # What this machine has for this process; it imports nothing of ours either.
     "machine": set(),
     **{part: {"devices", *BASE} for part in FOUNDATIONS},
@@ -33,7 +35,9 @@ MAY_IMPORT = {
     "precision": {"layers", *BASE},
     "callbacks": {*BASE, *FOUNDATIONS},
     "auditing": {*BASE, *CALLBACKS},
-    "": AUDIT,
+    # Old paths of public names.
+    "moved": set(),
+    "": {"moved", *AUDIT},
     "demo": {"", *BASE, *AUDIT},
     # Looks at the machine; what it says of keras_turbo's own parts are words.
     # It reads the cluster's variables as distribute() does.
@@ -227,6 +231,7 @@ IMPORT_AND_COMPARE = """
 """
 
 
+@pytest.mark.compatibility
 def test_importing_changes_nothing_and_brings_nothing_optional():
     result = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(IMPORT_AND_COMPARE)],
@@ -241,7 +246,27 @@ def test_importing_changes_nothing_and_brings_nothing_optional():
 
 
 def test_all_public_names_are_there():
-    import keras_turbo
-
     assert keras_turbo.__all__[-1] == "__version__"
     assert all(hasattr(keras_turbo, name) for name in keras_turbo.__all__)
+    assert sorted(keras_turbo.__all__) == dir(keras_turbo)
+
+
+def test_old_paths_say_the_new_ones(monkeypatch):
+    monkeypatch.setitem(moved.MOVED, "keras_turbo.old_place", {"FastDataset": "keras_turbo"})
+    monkeypatch.delitem(sys.modules, "keras_turbo.old_place", raising=False)
+    with pytest.warns(DeprecationWarning, match=r"keras_turbo\.old_place\.FastDataset is now keras_turbo\.") as caught:
+        from keras_turbo.old_place import FastDataset
+    assert caught[0].filename == __file__
+    assert FastDataset is keras_turbo.FastDataset
+    with pytest.raises(ImportError, match="SlowDataset"):
+        from keras_turbo.old_place import SlowDataset  # noqa: F401
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("keras_turbo.never_was")
+    monkeypatch.delitem(sys.modules, "keras_turbo.old_place")
+    monkeypatch.delattr(keras_turbo, "old_place")
+
+
+def test_names_that_have_moved_are_where_the_table_says():
+    for names in moved.MOVED.values():
+        for name, module in names.items():
+            assert hasattr(importlib.import_module(module), name), (module, name)

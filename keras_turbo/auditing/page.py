@@ -4,29 +4,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 from collections.abc import Sequence
 from html import escape
-from pathlib import Path
 
-from keras_turbo import files
 from keras_turbo.auditing.charts import step_bars, utilization_chart
 from keras_turbo.auditing.page_style import SCRIPT, STYLE
 from keras_turbo.auditing.remedies.remedy import Remedy
 from keras_turbo.auditing.report import AuditReport
-
-
-def save_page(report: AuditReport, path: str | os.PathLike) -> None:
-    """Writes the page, whole or not at all; see `AuditReport.save`."""
-    target = Path(os.fspath(path))
-    if target.is_dir():
-        raise IsADirectoryError(f"{target} is a folder. Give the name of the page's file, such as {target}/audit.html.")
-    if not target.parent.is_dir():
-        raise FileNotFoundError(
-            f"The folder {target.parent.absolute()} does not exist, so that {target.name} can't be written there. Make "
-            "it first, or give another path."
-        )
-    files.write_whole(str(target), page_of(report).encode())
 
 
 def page_of(report: AuditReport) -> str:

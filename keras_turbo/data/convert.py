@@ -35,7 +35,7 @@ from keras_turbo.data.sources.files import statuses_of
 from keras_turbo.data.sources.image_decoder import ImageDecoder, image_kind
 from keras_turbo.data.sources.image_folder import image_folder_sources
 from keras_turbo.files import is_remote, resolved
-from keras_turbo.progress import progress_bar
+from keras_turbo.report import progress_bar
 
 __all__ = ["ConversionError", "convert_images", "write_tfrecords"]
 

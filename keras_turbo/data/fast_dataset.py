@@ -66,8 +66,8 @@ class FastDataset(Constructors):
         shuffle: whether each epoch has an order of its own: a full shuffle over all positions. Default False. A
             `tf.data.Dataset` has positions only with `cache="memory"` or `"disk"`; without, it is shuffled through a
             buffer, with a warning where that is smaller than the data.
-        seed: integer from 0; decides order and augmentation. Default None: a function of the state of Python's `random`,
-            which `keras.utils.set_random_seed` seeds, and which is left as it is; see the attribute `seed`.
+        seed: integer from 0; decides order and augmentation. Default None: a function of the state of Python's
+            `random`, which `keras.utils.set_random_seed` seeds, and which is left as it is; see the attribute `seed`.
         reshuffle_each_epoch: False keeps the shuffled order of the first epoch. Default True.
         map_fn: the deterministic part of preparing an example; its results may be cached. Traced by TensorFlow,
             unless it is a `keras_turbo.data.PythonFunction`, which runs as Python on arrays.
@@ -404,7 +404,7 @@ class FastDataset(Constructors):
                 skipped.
         """
         positions = self._fixed_positions("labels")
-        labels = self._recipe.source.labels_at(positions)
+        labels = None if self._recipe is None else self._recipe.source.labels_at(positions)
         if labels is None:
             raise ValueError("This dataset has no labels: it was built without `y` or `labels`.")
         return labels
@@ -484,7 +484,7 @@ class FastDataset(Constructors):
 
 
 def _drawn_seed() -> int:
-    """A seed that follows from the state of Python's `random`, without moving it on: so nothing else is drawn otherwise."""
+    """A seed that follows from the state of Python's `random`, and leaves that as it is: all others draw as before."""
     generator = random.Random()
     generator.setstate(random.getstate())
     return generator.randrange(2**31)

@@ -204,9 +204,9 @@ class RowFunction:
         for spec in tf.nest.flatten(self._given_back):
             if not isinstance(spec, tf.TensorSpec):
                 raise ValueError(
-                    f"{name} must return dense tensors, and returns a {type(spec).__name__.removesuffix('Spec')}. Call "
-                    "its to_tensor() (of a sparse tensor tf.sparse.to_dense) there, and pad to one shape; for sequences "
-                    "of unequal lengths return the vectors themselves and give `bucket_by_length`."
+                    f"{name} must return dense tensors, and returns a {type(spec).__name__.removesuffix('Spec')}. "
+                    "Call its to_tensor() (of a sparse tensor tf.sparse.to_dense) there, and pad to one shape; for "
+                    "sequences of unequal lengths return the vectors themselves and give `bucket_by_length`."
                 )
         #: What it gives.
         self.elements = Elements(self._given_back)
@@ -232,6 +232,8 @@ class RowFunction:
         Returns:
             The columns of what it gives, and by index the errors of those for which it failed, whose rows mean nothing.
         """
+        if not len(seeds):
+            return self.elements.zeros(0), {}
         if self._many is not None:
             try:
                 return [as_array(tensor) for tensor in _called(self._many, seeds, columns)], {}
@@ -248,7 +250,7 @@ class RowFunction:
                 rows.append([column[0] for column in self.elements.zeros(1)])
         made: list[Column] = [list(column) for column in zip(*rows, strict=True)]
         if self.elements.is_fixed:
-            made = [np.stack(column) for column in made]
+            made = [np.stack([*column]) for column in made]
         return made, failures
 
     def _flat(self, seed: tf.Tensor, *leaves: tf.Tensor) -> list[tf.Tensor]:
@@ -271,7 +273,8 @@ def as_array(tensor: tf.Tensor) -> np.ndarray:
     """A tensor's values, where they lie if NumPy knows their type."""
     if tensor.dtype in (tf.string, tf.bfloat16):
         return np.asarray(tensor.numpy())
-    return np.asarray(memoryview(tensor))
+    values: Any = tensor
+    return np.asarray(memoryview(values))
 
 
 def _called(function: Any, seed: np.ndarray, values: Sequence[Any]) -> Any:
@@ -291,15 +294,15 @@ def _check_pairs(function: ElementFunction, parts: Sequence[Any]) -> None:
     Raises:
         ValueError: the layer transforms masks, too, and the targets may be some.
     """
-    shapes = [getattr(part, "shape", tf.TensorShape(None)) for part in parts[:2]]
+    shapes = [part.shape for part in parts[:2] if isinstance(part, tf.Tensor)]
     if len(shapes) < 2 or any(shape.rank not in (2, 3) for shape in shapes) or shapes[0][:2] != shapes[1][:2]:
         return
     layers = [function.function, *getattr(function.function, "layers", [])]
     if any(hasattr(layer, "transform_segmentation_masks") for layer in layers):
         raise ValueError(
             f"`{function.argument}` ({function.name}) would change the images x and leave y as it is, whose shape "
-            f"{shapes[1]} is that of masks. Give both as one dict, x={{'images': images, 'segmentation_masks': masks}}, "
-            "to have them changed alike; or a function of both, such as lambda x, y: (layer(x), y)."
+            f"{shapes[1]} is that of masks. Give both as one dict, x={{'images': images, 'segmentation_masks': "
+            "masks}, to have them changed alike; or a function of both, such as lambda x, y: (layer(x), y)."
         )
 
 

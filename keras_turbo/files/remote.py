@@ -194,4 +194,5 @@ class TensorFlowFiles(fsspec.AbstractFileSystem):
         tf.io.gfile.remove(path)
 
     def rmdir(self, path: str) -> None:
-        tf.io.gfile.rmtree(path)
+        with contextlib.suppress(tf.errors.NotFoundError):
+            tf.io.gfile.rmtree(path)

@@ -13,6 +13,7 @@ import tensorflow as tf
 from keras_turbo.machine import CpuFeatures, GpuFeatures, cpu_features, gpu_features
 from keras_turbo.precision.measurement import HalfPrecisionSpeed, half_precision_speed
 from keras_turbo.precision.warn_once import PrecisionWarning
+from keras_turbo.report import show
 
 # From what every GPU runs to what the fewest run: several GPUs take the least of what each would take.
 POLICIES = ("float32", "mixed_float16", "mixed_bfloat16")
@@ -93,9 +94,7 @@ def use_mixed_precision(policy: str = "auto", *, verbose: bool = True) -> Policy
     choice._before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(choice.name)
     if verbose:
-        import rich.console
-
-        rich.console.Console().print(f"Dtype policy {choice.name}: {choice.reason}.", soft_wrap=True, highlight=False)
+        show([f"Dtype policy {choice.name}: {choice.reason}."])
     return choice
 
 

@@ -243,7 +243,7 @@ def test_a_store_that_may_only_be_read_is_used(tmp_path, monkeypatch):
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(np.lib.format, "open_memmap", open_memmap)
-    monkeypatch.setattr(disk_store.storage, "write_whole", refuse)
+    monkeypatch.setattr(disk_store.files, "writing", refuse)
     again = opened(tmp_path)
     assert filled_positions(again) == list(range(NUM_EXAMPLES))
     assert_has(again, [5, 3, 0])

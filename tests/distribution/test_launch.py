@@ -388,7 +388,6 @@ def test_the_command_line(tmp_path, capfdbinary):
         (["x.py"], "--workers"),
         (["--workers", "2"], "SCRIPT"),
         (["--workers", "2", "--max-restarts", "-1", "x.py"], "must be an integer from 0"),
-        (["--workers", "2", "--print-slurm", "--print-kubernetes", "x.py"], "not allowed with"),
     ],
 )
 def test_a_wrong_command_line(capsys, arguments, part):

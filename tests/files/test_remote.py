@@ -16,6 +16,8 @@ import tensorflow as tf
 from keras_turbo import files
 from keras_turbo.files.remote import RemoteFile, system_of
 
+pytestmark = pytest.mark.compatibility  # fsspec's and TensorFlow's ways to fail, list and read
+
 HAS_TENSORFLOW_IO = importlib.util.find_spec("tensorflow_io") is not None
 
 
@@ -150,7 +152,6 @@ def test_what_is_missing_is_told_with_what_brings_it(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.compatibility
 @pytest.mark.parametrize("reader", ["fsspec", "tensorflow-io"])
 def test_s3(s3_environment, tmp_path, reader):
     """One process tries it all; what it asserts fails this test."""

@@ -122,8 +122,8 @@ class WholeBatches:
         size = self.batch_size or 1
         together = group * size
         rest = np.empty(0, np.int64)
-        for run in positions:
-            run = np.concatenate([rest, run]) if len(rest) else run
+        for following in positions:
+            run = np.concatenate([rest, following]) if len(rest) else following
             end = len(run) // together * together
             for begin in range(0, end, together):
                 yield self._piece(run[begin : begin + together])
@@ -216,7 +216,7 @@ class PartsOfBatches:
         size = self.whole.batch_size or 1
         return size // self.parts.num_parts if self.whole.drop_remainder and not size % self.parts.num_parts else None
 
-    def pieces(self, epoch: int, first: int, group: int) -> Iterator[Piece]:  # noqa: ARG002 (parts come one by one)
+    def pieces(self, epoch: int, first: int, group: int) -> Iterator[Piece]:
         runs = self.parts.runs(self.whole.batch_size or 1)
         for batch in self.whole.pieces(epoch, first, 1):
             for run in runs:

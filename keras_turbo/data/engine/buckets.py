@@ -121,7 +121,7 @@ class BucketBatches:
         """The positions of the examples of an epoch, in their order: int64 vector."""
         return np.concatenate([piece.positions for piece in self.pieces(epoch, 0, 1)])
 
-    def pieces(self, epoch: int, first: int, group: int) -> Iterator[Piece]:  # noqa: ARG002 (sizes differ)
+    def pieces(self, epoch: int, first: int, group: int) -> Iterator[Piece]:
         composed = self.buckets.composed(epoch if self.order.reshuffle_each_epoch else 0)
         for number in self.order.positions(epoch)[first:].tolist():
             length, positions = composed(number)

@@ -73,10 +73,15 @@ class Epoch:
     def close(self) -> None:
         """Leaves the rest."""
         self._given.close()
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _run(self) -> Iterator[list[np.ndarray]]:
+        try:
+            yield from self._elements()
+        finally:
+            if self._pool is not None:
+                self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _elements(self) -> Iterator[list[np.ndarray]]:
         recipe = self._recipe
         if recipe.fill_store is not None:
             recipe.fill_store()
@@ -161,10 +166,10 @@ class Epoch:
             most = (self._group or 1) * (recipe.batches.batch_size or 1)
             lent = recipe.lend(max(count, most), piece.leading if self._group else piece.leading[1:])
         is_there = recipe.is_ready
-        if lent is not None and is_there and recipe.augment_fn is None:
-            if sum(array.nbytes for array in lent) <= _COPIED_AT_ONCE_BYTES:
-                self._make(piece, lent, 0, count)
-                return _Begun(piece, lent, [])
+        num_bytes = sum(array.nbytes for array in lent or ())
+        if lent is not None and is_there and recipe.augment_fn is None and num_bytes <= _COPIED_AT_ONCE_BYTES:
+            self._make(piece, lent, 0, count)
+            return _Begun(piece, lent, [])
         size = self._rows_a_job(count, is_there)
         if self._pool is None:
             self._pool = ThreadPoolExecutor(recipe.workers, "keras_turbo")
@@ -178,7 +183,7 @@ class Epoch:
             return max(_ROWS_A_CALL, _BYTES_A_CALL // recipe.elements.row_bytes)
         return count if is_there or recipe.source.loads_together else _ROWS_A_JOB
 
-    def _result(self, begun: _Begun) -> _Made:
+    def _result(self, begun: _Begun) -> tuple[list[Column], dict[int, Exception]]:
         """What the jobs have made of a piece."""
         failed: dict[int, Exception] = {}
         columns: list[Sequence[Column]] = []
@@ -213,9 +218,8 @@ class Epoch:
             columns, failed = self._loaded(positions, in_place)
         else:
             failed = self._fill(positions)
-            columns = recipe.store.gather(positions, target)
-            if columns is target:
-                columns = None
+            gathered = recipe.store.gather(positions, target)
+            columns = gathered if target is None else None
         if recipe.augment_fn is not None and columns is not None:
             columns, failed = self._applied(recipe.augment_fn, columns, positions, failed)
         if columns is not None and piece.padding is not None:
@@ -229,6 +233,7 @@ class Epoch:
     def _fill(self, positions: np.ndarray) -> dict[int, Exception]:
         """Sees to it that examples are in the store; gives the errors of those that can't be."""
         store = self._recipe.store
+        assert store is not None  # noqa: S101 (as the caller knows)
         missing = np.flatnonzero(~store.has(positions))
         if not len(missing):
             return {}

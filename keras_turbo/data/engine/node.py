@@ -161,7 +161,7 @@ class Sessions:
 
 def unbatched(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """As `dataset.unbatch()` of a tuple of dense tensors, without the function that would make them dense."""
-    specs = [tf.TensorSpec(spec.shape[1:], spec.dtype) for spec in dataset.element_spec]
+    specs = [tf.TensorSpec(spec.shape[1:], spec.dtype) for spec in tf.nest.flatten(dataset.element_spec)]
     variant = tf.raw_ops.UnbatchDataset(
         input_dataset=tf.data.experimental.to_variant(dataset),
         output_types=[spec.dtype for spec in specs],
@@ -206,8 +206,8 @@ def traced_on_cpu(function: Callable[..., Any], signature: Sequence[tf.TensorSpe
     """A function of tensors for an operation of tf.data, which stays on the CPU.
 
     TensorFlow instantiates the functions of a dataset anew for each iterator. It does so as if a function could spread
-    over several devices: it is placed, split and optimized, which takes 2 to 3 ms each (TensorFlow 2.21, two cores), and
-    an epoch of thirty short steps is over in 25. A function that says it stays on one device takes 0.2 ms.
+    over several devices: it is placed, split and optimized, which takes 2 to 3 ms each (TensorFlow 2.21, two cores),
+    and an epoch of thirty short steps is over in 25. A function that says it stays on one device takes 0.2 ms.
     """
     traced: Any = tf.function(
         function, input_signature=signature, autograph=False, experimental_attributes=on_one_device()
@@ -217,6 +217,7 @@ def traced_on_cpu(function: Callable[..., Any], signature: Sequence[tf.TensorSpe
 
 @functools.cache
 def on_one_device() -> dict[str, Any]:
+    """Attributes of a `tf.function` that say it stays on one device."""
     # TensorFlow's own datasets mark their functions so (data/experimental/ops/prefetching_ops.py, 2.17 to 2.21); the
     # name is about where integers lie on a GPU, and of no account on a CPU. It is an attribute and no interface: where
     # a TensorFlow does not know it, functions are instantiated as any other is, which is slower and the same.

@@ -155,7 +155,7 @@ def _index_shuffled(ordinals: np.ndarray, seed: np.ndarray, num_positions: int) 
     # The cipher's key. By itself it tells seeds apart too little that differ in a bit, as those of two epochs do.
     key = tf.random.stateless_uniform(
         [3],
-        seed,
+        tf.constant(seed),
         minval=None,  # pyright: ignore[reportArgumentType] (all 64 bits, as TensorFlow documents it)
         maxval=None,
         dtype=tf.int64,

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-# TensorFlow takes an array as it is if it is aligned so (EIGEN_MAX_ALIGN_BYTES), and copies it else. NumPy aligns to 16.
+# TensorFlow takes an array as it is if it is aligned so (EIGEN_MAX_ALIGN_BYTES), and copies it else. NumPy aligns to
+# 16.
 _ALIGNMENT_BYTES = 64
 
 # Buffers that are kept free for the next batch. More are only lent at a time if somebody keeps many batches.

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 import tensorflow as tf
 
-from keras_turbo.data.engine.elements import Column, Elements, numpy_dtype
+from keras_turbo.data.engine.elements import Column, Elements
 from keras_turbo.data.engine.slots import aligned_empty
 from keras_turbo.machine import free_memory_bytes
 
@@ -124,7 +124,7 @@ class ExampleStore:
                 np.take(leaf, positions, axis=0, out=rows, mode="clip")
             else:
                 rows[...] = leaf[positions]
-        return out
+        return [*out]
 
     def save(self) -> None:
         """Makes what was written so far last, where the store has a place to last in."""
@@ -132,5 +132,5 @@ class ExampleStore:
 
 def memory_store(elements: Elements, num_examples: int) -> ExampleStore:
     """An empty store in this process's memory, which it takes as it is filled."""
-    leaves = [aligned_empty((num_examples, *leaf.shape), numpy_dtype(leaf.dtype)) for leaf in elements.leaves]
+    leaves = [aligned_empty((num_examples, *shape), dtype) for shape, dtype in elements.arrays]
     return ExampleStore(leaves, np.zeros(num_examples, np.bool_))

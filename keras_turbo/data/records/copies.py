@@ -21,7 +21,7 @@ from keras_turbo import files as storage
 from keras_turbo.data.engine.disk_store import digest, fits_on_disk
 from keras_turbo.data.records.index import DAMAGE_MARK, HEADER_BYTES, digest_of_path, length_in, record_offsets
 from keras_turbo.files import is_remote
-from keras_turbo.progress import progress_bar
+from keras_turbo.report import progress_bar
 
 COMPRESSIONS = (None, "", "GZIP", "ZLIB")
 

@@ -21,7 +21,7 @@ from keras_turbo.data.records.manifest import MANIFEST_NAME, Leaf, Manifest
 from keras_turbo.data.records.shards import WRITING_FOLDER
 from keras_turbo.data.settings import check_count
 from keras_turbo.files import default_cache_dir, is_remote, resolved
-from keras_turbo.progress import progress_bar
+from keras_turbo.report import progress_bar
 
 _PARTS = ("x", "y", "sample_weight")
 

@@ -120,7 +120,7 @@ class AudioDecoder:
         self.options = options
         self.shape = (options.length_samples, options.channels)
 
-    def decode(self, data: bytes, seed: np.ndarray | None, out: np.ndarray | None) -> np.ndarray:  # noqa: ARG002
+    def decode(self, data: bytes, seed: np.ndarray | None, out: np.ndarray | None) -> np.ndarray:
         """Decodes a file.
 
         Args:
@@ -308,7 +308,7 @@ def audio_folder_sources(
     return class_folder_sources(
         found,
         _AUDIO,
-        lambda is_whole: (decoder, dataclasses.asdict(options)),  # noqa: ARG005 (all parts are decoded alike)
+        lambda is_whole: (decoder, dataclasses.asdict(options)),
         directory=directory,
         labels=labels,
         class_names=class_names,

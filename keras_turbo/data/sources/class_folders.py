@@ -249,8 +249,8 @@ def class_folder_sources(
     Args:
         files: what `find_class_files` found.
         kind: of these files.
-        decoder_of: gives the decoder of a part, and what decides its result made of JSON's types, by whether the part is
-            held out of a training that is asked for with it: such files are looked at whole.
+        decoder_of: gives the decoder of a part, and what decides its result, made of JSON's types, by whether the part
+            is held out of a training that is asked for with it: such files are looked at whole.
         directory: where they were found.
         labels: as `FastDataset.from_image_folder` documents; this one and those below.
         label_mode: "int", "categorical", "binary", "raw" or None.
@@ -316,8 +316,8 @@ def check_split(validation_split: float | None, subset: Subset | None, seed: int
         )
     if seed is None and subset != "both":
         raise ValueError(
-            f"The {subset} part is drawn by `seed`, which must be the same for both parts, or some {kind.plural} are in "
-            "both. Give a seed in both calls, or make both parts by one with subset='both'."
+            f"The {subset} part is drawn by `seed`, which must be the same for both parts, or some {kind.plural} are "
+            "in both. Give a seed in both calls, or make both parts by one with subset='both'."
         )
 
 

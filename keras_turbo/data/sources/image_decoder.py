@@ -116,11 +116,12 @@ class ImageDecoder:
 
         options = self.options
         try:
-            height, width, color_space, _ = simplejpeg.decode_jpeg_header(data, strict=False)
+            *size, color_space, _ = simplejpeg.decode_jpeg_header(data, strict=False)
         except ValueError as error:
             raise ValueError(_damaged("jpeg", data, error)) from None
         except KeyError:  # of a color space that there is not
             raise ValueError(_damaged("jpeg", data, "its header can't be read")) from None
+        height, width = map(int, size)
         self._check_size(height, width)
         if color_space in ("CMYK", "YCCK"):
             # TensorFlow inverts CMYK only behind Adobe's marker, where others always do, and gives no grayscale of it.
@@ -150,7 +151,7 @@ class ImageDecoder:
         if buffer is None or buffer.size < size:
             # Memory that a thread has written before comes without page faults, a tenth of the time of decoding.
             buffer = self._buffers.pixels = np.empty(size, np.uint8)
-        smallest = {} if scale == 1 else {"min_height": height, "min_width": width, "min_factor": scale}
+        smallest: dict[str, Any] = {} if scale == 1 else {"min_height": height, "min_width": width, "min_factor": scale}
         try:
             pixels = simplejpeg.decode_jpeg(
                 data, "GRAY" if channels == 1 else "RGB", fastdct=True, buffer=buffer[:size], **smallest

@@ -92,13 +92,13 @@ class Source(abc.ABC):
         """The labels of the examples at some positions (class numbers where there are classes); None without labels."""
         return None
 
-    def used_by(self, dataset: Any) -> None:
+    def used_by(self, dataset: Any) -> None:  # noqa: B027 (most have nothing to do)
         """Takes note of a dataset over it."""
 
-    def begin_epoch(self, epoch: int) -> None:
+    def begin_epoch(self, epoch: int) -> None:  # noqa: B027
         """Called before the first example of an epoch is loaded."""
 
-    def end_epoch(self, epoch: int) -> None:
+    def end_epoch(self, epoch: int) -> None:  # noqa: B027
         """Called when the last element of an epoch was taken."""
 
 
@@ -120,8 +120,9 @@ class ExampleSource(Source):
     ) -> tuple[list[Column] | None, dict[int, Exception]]:
         columns: list[Column] | None = None
         if in_place is None and self.elements.is_fixed:
-            columns = [np.empty((len(positions), *shape), dtype) for shape, dtype in self.elements.arrays]
-            in_place = [[column[index, ...] for column in columns] for index in range(len(positions))]
+            arrays = [np.empty((len(positions), *shape), dtype) for shape, dtype in self.elements.arrays]
+            in_place = [[array[index, ...] for array in arrays] for index in range(len(positions))]
+            columns = [*arrays]
         failures: dict[int, Exception] = {}
         made: list[list[np.ndarray]] = []
         for index, position in enumerate(positions.tolist()):

@@ -15,7 +15,7 @@ from keras_turbo.data.engine.node import process_is_ending
 from keras_turbo.data.engine.store import ExampleStore, memory_store, why_not_storable
 from keras_turbo.data.sources.source import Identity, Source
 from keras_turbo.machine import free_memory_bytes
-from keras_turbo.progress import progress_bar
+from keras_turbo.report import progress_bar
 
 # Examples that the stream makes together while a store is filled: the store is written once for each such batch.
 _FILL_BATCH = 32
@@ -68,7 +68,7 @@ class Stream(abc.ABC):
             reshuffle_each_iteration=False,
         )
 
-    def used_by(self, dataset: Any) -> None:
+    def used_by(self, dataset: Any) -> None:  # noqa: B027 (most have nothing to do)
         """Takes note of a dataset over it."""
 
     @property

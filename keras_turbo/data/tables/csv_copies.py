@@ -21,7 +21,7 @@ from keras_turbo.data.failures import ExampleLoadError, SkippedExample
 from keras_turbo.data.tables.csv_rows import CsvRows, left_out_of
 from keras_turbo.data.tables.pyarrow_library import load_pyarrow
 from keras_turbo.data.tables.row_groups import TableFile, open_file
-from keras_turbo.progress import progress_bar
+from keras_turbo.report import progress_bar
 
 FORMAT_VERSION = 1
 
