@@ -217,8 +217,14 @@ def damage_manifest(folder: Path, **changes) -> None:
         ({"element": {"x": 1}}, "is damaged"),
         ({"element": {"feature": "x", "dtype": "int9", "shape": [], "stored": "int64"}}, "is damaged"),
         ({"element": {"feature": "x", "dtype": "int64", "shape": [], "stored": "pickle"}}, "is damaged"),
-        ({"element": {"feature": "x", "dtype": "int64", "shape": [10**9], "stored": "int64"}}, "No record can hold 'x'"),
-        ({"element": {"feature": "x", "dtype": "float64", "shape": [10**8], "stored": "raw"}}, "No record can hold 'x'"),
+        (
+            {"element": {"feature": "x", "dtype": "int64", "shape": [10**9], "stored": "int64"}},
+            "No record can hold 'x'",
+        ),
+        (
+            {"element": {"feature": "x", "dtype": "float64", "shape": [10**8], "stored": "raw"}},
+            "No record can hold 'x'",
+        ),
         ({"element": {"feature": "x", "dtype": "int64", "shape": [10**18], "stored": "int64"}}, "is damaged"),
         ({"element": {"feature": "x", "dtype": "int64", "shape": [0, 10**9, 10**9], "stored": "raw"}}, "is damaged"),
         ({"element": {"feature": "x", "dtype": "int64", "shape": [-1], "stored": "raw"}}, "is damaged"),
@@ -240,7 +246,9 @@ def test_a_manifest_that_cannot_be(tmp_path, changes, message):
         FastDataset.from_tfrecord(tmp_path)
 
 
-@pytest.mark.parametrize("opening", ["[", '{"element":', '{"format": "keras_turbo.tfrecord", "version": 1, "element": [['])
+@pytest.mark.parametrize(
+    "opening", ["[", '{"element":', '{"format": "keras_turbo.tfrecord", "version": 1, "element": [[']
+)
 def test_a_manifest_that_is_nested_too_deeply(tmp_path, opening):
     write_tfrecords(FastDataset(np.arange(3)), tmp_path)
     (tmp_path / "manifest.json").write_text(opening * 100_000)

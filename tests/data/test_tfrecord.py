@@ -228,7 +228,7 @@ def test_parts_of_an_example(shards):
         ({"features": [1]}, "must be a dict"),
         ({"features": {"x": tf.float32}}, r"must be one of tf\.io\.FixedLenFeature"),
         ({"features": {1: tf.io.VarLenFeature(tf.int64)}}, "must have names"),
-        ({"features": {"x": tf.io.RaggedFeature(tf.int64, "x", [tf.io.RaggedFeature.RowLengths("y")])}}, "partitions"),
+        ({"features": {"x": tf.io.RaggedFeature(tf.int64, "x", (tf.io.RaggedFeature.RowLengths("y"),))}}, "partitions"),
         ({"features": FEATURES, "x": "pixels"}, "There is no feature 'pixels'"),
         ({"features": FEATURES, "x": "values", "label": "values"}, "Twice"),
         ({"features": FEATURES, "sample_weight": "number"}, "Give `label` too"),

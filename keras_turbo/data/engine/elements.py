@@ -10,8 +10,8 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
-#: What a tensor of an example is in a batch: stacked; or rows of unequal length as a ragged or a sparse tensor, or padded
-#: with zeros to the longest of them.
+#: What a tensor of an example is in a batch: stacked; or rows of unequal length as a ragged or a sparse tensor, or
+#: padded with zeros to the longest of them.
 BatchForm = Literal["dense", "ragged", "sparse", "padded"]
 
 # What a string takes where it is not known: about its handle.
@@ -109,7 +109,7 @@ class Elements:
             rows = list(column)
             splits = np.cumsum([0, *map(len, rows)]).astype(np.int64)
             dtype = numpy_dtype(leaf.dtype)
-            nothing = np.empty((0, *(leaf.shape[1:])), dtype)
+            nothing = np.empty((0, *[size or 0 for size in leaf.shape[1:]]), dtype)
             arrays += [np.concatenate([*rows, nothing]).astype(dtype, copy=False), splits]
         return arrays
 

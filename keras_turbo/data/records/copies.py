@@ -83,7 +83,7 @@ def local_copies(
         ValueError: a file unpacks to more.
     """
     copies = list(paths)
-    missing = {}
+    missing: dict[int, int] = {}
     for number, status in enumerate(storage.each_path(storage.status_of, paths)):
         # An empty file holds nothing that could be unpacked.
         if status.size and (compressions[number] or is_remote(paths[number])):

@@ -154,7 +154,7 @@ def only_writer(target: str, name: str) -> Iterator[None]:
 
 
 def _write(
-    dataset: FastDataset, folder: str, shards: int, element: Any, is_batched: bool, compression: str
+    dataset: FastDataset, folder: str, shards: int, element: Any, is_batched: bool, compression: Any
 ) -> dict[str, int]:
     """Deals the examples of one epoch out to files, which appear when all are written; gives the number in each."""
     written, leaves = 0, tf.nest.flatten(element)

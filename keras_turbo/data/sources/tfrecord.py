@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_turbo import files as storage
-from keras_turbo.data.engine.elements import Column, Elements, concatenated, scattered
+from keras_turbo.data.engine.elements import BatchForm, Column, Elements, concatenated, scattered
 from keras_turbo.data.engine.failures import ExampleLoadError, reason_of
 from keras_turbo.data.images import ImageOptions, require_batchable
 from keras_turbo.data.records.copies import check_compression, compression_of, local_copies
@@ -86,7 +86,7 @@ class TfRecordSource(Source):
                     f"No record can hold {field.name!r}, which has the shape {field.spec.shape}: the largest one has "
                     f"{reader.most_bytes} bytes."
                 )
-        forms = tuple(field.form for field in self._fields)
+        forms: tuple[BatchForm, ...] = tuple(field.form for field in self._fields)
         as_parsed = [tf.TensorSpec([], tf.string) if field.is_image else field.spec for field in self._fields]
         specs = as_parsed
         if decoder is not None:
@@ -114,20 +114,14 @@ class TfRecordSource(Source):
     def load(
         self, positions: np.ndarray, seeds: np.ndarray | None, in_place: list[list[np.ndarray]] | None
     ) -> tuple[list[Column] | None, dict[int, Exception]]:
-        parts = []
-        failures: dict[int, Exception] = {}
-        for begin in range(0, len(positions), self._rows_at_once):
-            columns, failed = self._read(positions[begin : begin + self._rows_at_once])
-            parts.append(columns)
-            failures |= {begin + index: error for index, error in failed.items()}
-        columns = concatenated(parts)
+        columns, failures = self._parsed_at(positions)
         if self._decoder is None:
             return columns, failures
-        made: list[Column] = [list(column) for column in self.elements.zeros(len(positions))]
+        made: list[list[Any]] = [list(column) for column in self.elements.zeros(len(positions))]
         for index in sorted(set(range(len(positions))) - failures.keys()):
             out = [None] * len(columns) if in_place is None else in_place[index]
             for number, (field, column, target) in enumerate(zip(self._fields, columns, out, strict=True)):
-                value = column[index]
+                value: Any = column[index]
                 if field.is_image:
                     try:
                         value = self._decoder.decode(value, None if seeds is None else seeds[index], target)
@@ -147,13 +141,23 @@ class TfRecordSource(Source):
     def labels_at(self, positions: np.ndarray) -> Any:
         if self._labels is None:
             return None
-        columns, failures = self._labels.load(positions, None, None)
+        columns, failures = self._labels._parsed_at(positions)
         for index, error in failures.items():
             raise ExampleLoadError(f"{self.name(int(positions[index]))}: {reason_of(error)}")
         return columns[0]
 
     def identity(self) -> Identity:
         return Identity(recipe=self._recipe, content={"files": files_content(self._files)})
+
+    def _parsed_at(self, positions: np.ndarray) -> tuple[list[Column], dict[int, Exception]]:
+        """The values at some positions as they are in the records, of images those of the file."""
+        parts = []
+        failures: dict[int, Exception] = {}
+        for begin in range(0, len(positions), self._rows_at_once):
+            columns, failed = self._read(positions[begin : begin + self._rows_at_once])
+            parts.append(columns)
+            failures |= {begin + index: error for index, error in failed.items()}
+        return concatenated(parts), failures
 
     def _read(self, positions: np.ndarray) -> tuple[list[Column], dict[int, Exception]]:
         records, failures = self.reader.read(positions)
