@@ -53,13 +53,17 @@ _NUM_HEADER_FIELDS = 4
 _MOST_NPY_HEADER_BYTES = 1 << 10
 
 
-def index_of(path: str, read_at: ReadAt, cache_folder: pathlib.Path) -> np.ndarray:
-    """The offsets of the records in an uncompressed file, as `record_offsets` gives them, kept or to be kept.
+def index_of(path: str, read_at: ReadAt, cache_folder: pathlib.Path) -> tuple[np.ndarray, bool]:
+    """Where the records of an uncompressed file begin: by the index that was kept, or else by a new one, which is kept.
 
     Args:
         path: the file.
         read_at: reads it.
         cache_folder: where to keep the index if the folder of the file can't be written.
+
+    Returns:
+        int64 vector, one longer than the number of records, since it has the end of the last, too; and whether that is
+        no record but what is left of a file that is truncated there, or the header of one whose length is damaged.
 
     Raises:
         OSError: the file can't be read.
@@ -72,31 +76,37 @@ def index_of(path: str, read_at: ReadAt, cache_folder: pathlib.Path) -> np.ndarr
     # A link would be followed out of the data's folder.
     if not is_remote(path) and not os.path.islink(os.path.join(folder, INDEX_FOLDER)):
         places.insert(0, os.path.join(folder, INDEX_FOLDER, f"{name}.npy"))
-    for place in places:
-        with contextlib.suppress(Exception):  # whatever NumPy makes of something else that lies there
-            return _load(place, status)
-    offsets = record_offsets(read_at, status.size, passes_over=not is_remote(path))
-    header = [FORMAT_VERSION, *status, zlib.crc32(offsets.tobytes())]
-    for place in places:
-        with contextlib.suppress(OSError):
-            storage.make_folder(os.path.dirname(place))
-            with storage.writing(place, syncs=False) as file:
-                np.save(file, np.concatenate([np.array(header, np.int64), offsets]))
-            break
-    return offsets
+    offsets = next((offsets for offsets in (_kept(place, status) for place in places) if offsets is not None), None)
+    if offsets is None:
+        offsets = record_offsets(read_at, status.size, passes_over=not is_remote(path))
+        header = [FORMAT_VERSION, *status, zlib.crc32(offsets.tobytes())]
+        for place in places:
+            with contextlib.suppress(OSError):
+                storage.make_folder(os.path.dirname(place))
+                with storage.writing(place, syncs=False) as file:
+                    np.save(file, np.concatenate([np.array(header, np.int64), offsets]))
+                break
+    begin = int(offsets[-1])
+    if begin == status.size:
+        return offsets, False
+    header = read_at(begin, HEADER_BYTES)
+    # Of a damaged length the rest of the file, however large, tells nothing.
+    is_cut = len(header) < HEADER_BYTES or length_in(header) is not None
+    return np.append(offsets, status.size if is_cut else begin + HEADER_BYTES), True
 
 
-def _load(place: str, status: storage.Status) -> np.ndarray:
-    most_offsets = 1 + status.size // FRAME_BYTES
-    if storage.status_of(place).size > _MOST_NPY_HEADER_BYTES + 8 * (_NUM_HEADER_FIELDS + most_offsets):
-        raise ValueError("It is larger than an index of this file can be.")
-    vector = np.load(io.BytesIO(storage.read_bytes(place)), allow_pickle=False)
-    header, offsets = vector[:_NUM_HEADER_FIELDS], vector[_NUM_HEADER_FIELDS:]
-    fits = header.tolist() == [FORMAT_VERSION, *status, zlib.crc32(offsets.tobytes())]
-    is_sound = vector.dtype == np.int64 and offsets[0] == 0 and offsets[-1] <= status.size
-    if not fits or not is_sound or (np.diff(offsets) < FRAME_BYTES).any():
-        raise ValueError("It is no index of this file.")
-    return offsets
+def _kept(place: str, status: storage.Status) -> np.ndarray | None:
+    try:
+        most_offsets = 1 + status.size // FRAME_BYTES
+        if storage.status_of(place).size > _MOST_NPY_HEADER_BYTES + 8 * (_NUM_HEADER_FIELDS + most_offsets):
+            return None
+        vector = np.load(io.BytesIO(storage.read_bytes(place)), allow_pickle=False)
+        header, offsets = vector[:_NUM_HEADER_FIELDS], vector[_NUM_HEADER_FIELDS:]
+        fits = header.tolist() == [FORMAT_VERSION, *status, zlib.crc32(offsets.tobytes())]
+        is_sound = vector.dtype == np.int64 and offsets[0] == 0 and offsets[-1] <= status.size
+        return offsets if fits and is_sound and (np.diff(offsets) >= FRAME_BYTES).all() else None
+    except Exception:  # whatever NumPy makes of something else that lies there
+        return None
 
 
 def record_offsets(read_at: ReadAt, size: int, *, passes_over: bool = True) -> np.ndarray:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import heapq
 import os
 import pathlib
@@ -15,7 +14,7 @@ import numpy as np
 from keras_turbo import files as storage
 from keras_turbo.data.engine.failures import reason_of
 from keras_turbo.data.engine.store import fits_in_memory
-from keras_turbo.data.records.index import FOOTER_BYTES, HEADER_BYTES, are_whole, index_of, length_in, what_is_wrong
+from keras_turbo.data.records.index import FOOTER_BYTES, HEADER_BYTES, are_whole, index_of, what_is_wrong
 from keras_turbo.files import is_remote
 
 # Of the files that this process may open, this share is kept open; all others are opened for each read.
@@ -55,22 +54,15 @@ class RecordReader:
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._most_open = max(_FEWEST_KEPT_OPEN, int(limit * _SHARE_OF_OPEN_FILES))
 
-        def offsets_in(number: int) -> np.ndarray:
+        def index(number: int) -> tuple[np.ndarray, bool]:
             return index_of(paths[number], lambda at, size: self._read_at(number, at, size), cache_folder)
 
         numbers = range(len(paths))
-        offsets = storage.each_of(offsets_in, numbers) if self._remote else [offsets_in(number) for number in numbers]
+        indices = storage.each_of(index, numbers) if self._remote else [index(number) for number in numbers]
+        offsets = [one for one, _ in indices]
+        self._are_damaged = [is_damaged for _, is_damaged in indices]
         #: Number of records in each file.
-        self.counts = [len(one) - 1 for one in offsets]
-        self._are_damaged = []
-        for number, path in enumerate(paths):
-            begin, end = int(offsets[number][-1]), storage.status_of(path).size
-            self._are_damaged.append(begin < end)
-            if begin < end:
-                header = self._read_at(number, begin, HEADER_BYTES)
-                # Of a damaged length the rest of the file, however large, tells nothing.
-                is_cut = len(header) < HEADER_BYTES or length_in(header) is not None
-                offsets[number] = np.append(offsets[number], end if is_cut else begin + HEADER_BYTES)
+        self.counts = [len(one) - 1 - is_damaged for one, is_damaged in indices]
         self._open.clear()
         entries = [len(one) - 1 for one in offsets]
         # The number of the first entry of each file, and of all.
@@ -127,9 +119,11 @@ class RecordReader:
         is_first = np.append(True, (files[1:] != files[:-1]) | (begins[1:] != ends[:-1]))
         run_of, firsts = np.cumsum(is_first) - 1, np.flatnonzero(is_first)
         run_ends = ends[np.append(firsts[1:], len(ends)) - 1]
-        runs = list(_ranges(files[firsts], begins[firsts], run_ends))
-        each = storage.each_of if self._remote else map
-        blocks = list(each(lambda run: self._part(*run), runs))
+        runs = _ranges(files[firsts], begins[firsts], run_ends)
+        if self._remote:
+            blocks = storage.each_of(lambda run: self._part(*run), runs)
+        else:
+            blocks = [self._part(*run) for run in runs]
         starts, stops = begins - begins[firsts][run_of] + HEADER_BYTES, ends - begins[firsts][run_of] - FOOTER_BYTES
         records, checksums = [], []
         for run, start, stop in zip(run_of.tolist(), starts.tolist(), stops.tolist(), strict=True):
@@ -140,9 +134,10 @@ class RecordReader:
 
     def _part(self, file: int, offset: int, size: int) -> bytes:
         """Bytes of a file: fewer, or none, where they can't be read."""
-        with contextlib.suppress(OSError, ValueError):
+        try:
             return self._read_at(file, offset, size)
-        return b""
+        except (OSError, ValueError):
+            return b""
 
     def _read_at(self, file: int, offset: int, size: int) -> bytes:
         """Bytes of a file: fewer where it has become shorter."""
