@@ -50,7 +50,7 @@ class RecordReader:
         self._paths = list(paths)
         self._names = list(names)
         self._remote = {number for number, path in enumerate(paths) if is_remote(path)}
-        self._open: dict[int, tuple[Any, int]] = {}
+        self._open: dict[int, tuple[int, Any]] = {}
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._most_open = max(_FEWEST_KEPT_OPEN, int(limit * _SHARE_OF_OPEN_FILES))
 
@@ -100,44 +100,52 @@ class RecordReader:
         """
         entries, files = self._entries_and_files(positions)
         begins, ends = self._offsets[entries + files], self._offsets[entries + files + 1]
-        if self._remote or self.mean_bytes < _LONG_RECORD_BYTES:
-            records, checksums = self._in_runs(files, begins, ends)
+        is_first = np.append(True, (files[1:] != files[:-1]) | (begins[1:] != ends[:-1]))
+        if not self._remote and self.mean_bytes > _LONG_RECORD_BYTES:
+            records = self._parts(files, begins + HEADER_BYTES, ends - FOOTER_BYTES)
+            checksums = self._parts(files, ends - FOOTER_BYTES, ends)
+        elif is_first.all():
+            frames = self._parts(files, begins, ends)
+            records = [frame[HEADER_BYTES:-FOOTER_BYTES] for frame in frames]
+            checksums = [frame[-FOOTER_BYTES:] for frame in frames]
         else:
-            records = [self._part(*one) for one in _ranges(files, begins + HEADER_BYTES, ends - FOOTER_BYTES)]
-            checksums = [self._part(*one) for one in _ranges(files, ends - FOOTER_BYTES, ends)]
+            # Those that lie behind one another are read at once.
+            run_of, firsts = np.cumsum(is_first) - 1, np.flatnonzero(is_first)
+            runs = self._parts(files[firsts], begins[firsts], ends[np.append(firsts[1:], len(ends)) - 1])
+            starts = (begins - begins[firsts][run_of] + HEADER_BYTES).tolist()
+            stops = (ends - begins[firsts][run_of] - FOOTER_BYTES).tolist()
+            blocks = [runs[run] for run in run_of.tolist()]
+            records = [block[start:stop] for block, start, stop in zip(blocks, starts, stops, strict=True)]
+            checksums = [block[stop : stop + FOOTER_BYTES] for block, stop in zip(blocks, stops, strict=True)]
         failures: dict[int, Exception] = {}
         for index in np.flatnonzero(~are_whole(records, checksums)).tolist():
-            (frame,) = _ranges(files[index, None], begins[index, None], ends[index, None])
+            begin, end = int(begins[index]), int(ends[index])
             try:
-                failures[index] = ValueError(what_is_wrong(self._read_at(*frame)))
+                failures[index] = ValueError(what_is_wrong(self._read_at(int(files[index]), begin, end - begin)))
             except (OSError, ValueError) as error:
                 failures[index] = OSError(f"the file can't be read: {reason_of(error)}")
         return records, failures
 
-    def _in_runs(self, files: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> tuple[list[bytes], list[bytes]]:
-        """Records and their checksums; those that lie behind one another are read at once."""
-        is_first = np.append(True, (files[1:] != files[:-1]) | (begins[1:] != ends[:-1]))
-        run_of, firsts = np.cumsum(is_first) - 1, np.flatnonzero(is_first)
-        run_ends = ends[np.append(firsts[1:], len(ends)) - 1]
-        runs = _ranges(files[firsts], begins[firsts], run_ends)
-        if self._remote:
-            blocks = storage.each_of(lambda run: self._part(*run), runs)
-        else:
-            blocks = [self._part(*run) for run in runs]
-        starts, stops = begins - begins[firsts][run_of] + HEADER_BYTES, ends - begins[firsts][run_of] - FOOTER_BYTES
-        records, checksums = [], []
-        for run, start, stop in zip(run_of.tolist(), starts.tolist(), stops.tolist(), strict=True):
-            block = blocks[run]
-            records.append(block[start:stop])
-            checksums.append(block[stop : stop + FOOTER_BYTES])
-        return records, checksums
+    def _parts(self, files: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> list[bytes]:
+        """Parts of files: less, or nothing, of those that can't be read."""
+        sizes = ends - begins
+        parts = list(zip(files.tolist(), begins.tolist(), sizes.tolist(), strict=True))
 
-    def _part(self, file: int, offset: int, size: int) -> bytes:
-        """Bytes of a file: fewer, or none, where they can't be read."""
-        try:
-            return self._read_at(file, offset, size)
-        except (OSError, ValueError):
-            return b""
+        def part(of: tuple[int, int, int]) -> bytes:
+            try:
+                return self._read_at(*of)
+            except (OSError, ValueError):
+                return b""
+
+        if self._remote:
+            return storage.each_of(part, parts)
+        if len(self._paths) <= self._most_open and sizes.max() < _LARGE_BYTES:
+            try:
+                opened = {file: self._descriptor(file) for file in np.unique(files).tolist()}
+                return [os.pread(opened[file][0], size, begin) for file, begin, size in parts]
+            except OSError:
+                pass  # which of them it is shows one by one
+        return [part(one) for one in parts]
 
     def _read_at(self, file: int, offset: int, size: int) -> bytes:
         """Bytes of a file: fewer where it has become shorter."""
@@ -145,27 +153,27 @@ class RecordReader:
             raise ValueError(f"a record of {size / 1e9:.1f} GB would take more than half of the free memory.")
         if file in self._remote:
             return storage.read_at(self._paths[file], offset, size)
-        # Closed once nothing, here or in another thread, holds it any more.
+        descriptor, _ = opened = self._descriptor(file)
+        data = os.pread(descriptor, size, offset)
+        while len(data) < size and (more := os.pread(descriptor, size - len(data), offset + len(data))):
+            data += more  # the system gives at most 2 GB at once
+        del opened
+        return data
+
+    def _descriptor(self, file: int) -> tuple[int, Any]:
+        """A file that is open, and what must be held as long as it shall be, here or by others."""
         opened = self._open.get(file)
         if opened is None:
             context = storage.opened(self._paths[file])
-            opened = context, context.__enter__()[0].fileno()
+            opened = context.__enter__()[0].fileno(), context
             if len(self._open) >= self._most_open:
                 self._open.popitem()
             self._open[file] = opened
-        data = os.pread(opened[1], size, offset)
-        while len(data) < size and (more := os.pread(opened[1], size - len(data), offset + len(data))):
-            data += more  # the system gives at most 2 GB at once
-        return data
+        return opened
 
     def _entries_and_files(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         entries = positions if self._order is None else self._order[positions]
         return entries, np.searchsorted(self._first, entries, "right") - 1
-
-
-def _ranges(files: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> Iterator[tuple[int, int, int]]:
-    """For each file, begin and end: what to read."""
-    return zip(files.tolist(), begins.tolist(), (ends - begins).tolist(), strict=True)
 
 
 def interleaved(counts: Sequence[int], cycle_length: int) -> np.ndarray:
