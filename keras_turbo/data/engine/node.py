@@ -168,9 +168,9 @@ class Sessions:
 def _keep_freed_memory() -> None:
     """Undoes what TensorFlow (2.21) does to the whole process with its first GeneratorDataset.
 
-    It has glibc give memory back to the system as soon as 128 KB are free, and ask anew for what is larger than that. So
-    the memory of each batch comes with page faults: strings of 32 KB took twice the time. Left alone, glibc learns from
-    what is freed, up to 64 and 32 MB; these are a good part of it.
+    It has glibc give memory back to the system as soon as 128 KB are free, and ask anew for what is larger than that,
+    so that the memory of each batch comes with page faults: strings of 32 KB took twice the time. Left alone, glibc
+    learns from what is freed, up to 64 and 32 MB; these are a good part of it.
     """
     with contextlib.suppress(OSError, AttributeError):  # there is no glibc
         mallopt = ctypes.CDLL(None).mallopt
