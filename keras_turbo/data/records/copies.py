@@ -19,7 +19,7 @@ from typing import IO
 
 from keras_turbo import files as storage
 from keras_turbo.data.engine.disk_store import digest, fits_on_disk
-from keras_turbo.data.records.index import DAMAGE_MARK, HEADER_BYTES, digest_of_path, length_in, record_offsets
+from keras_turbo.data.records.index import DAMAGE_MARK, HEADER_BYTES, length_in, record_offsets
 from keras_turbo.files import is_remote
 from keras_turbo.report import progress_bar
 
@@ -49,12 +49,9 @@ def check_compression(compression: str | None) -> None:
 
 
 def compression_of(path: str) -> str:
-    """How a file is compressed, by its first bytes: "", "GZIP" or "ZLIB".
-
-    A record's length in the first eight bytes could look like the two of zlib; so a file is taken for a compressed one
-    only if it begins with no record.
-    """
+    """How a file is compressed, by its first bytes: "", "GZIP" or "ZLIB"."""
     head = storage.read_at(path, 0, HEADER_BYTES)
+    # The length of a record could look like the two bytes of zlib.
     if len(head) < 2 or length_in(head) is not None:
         return ""
     if head.startswith(b"\x1f\x8b"):
@@ -66,21 +63,10 @@ def compression_of(path: str) -> str:
 def local_copies(
     paths: Sequence[str], compressions: Sequence[str], cache_folder: pathlib.Path, most_bytes: int | None
 ) -> list[str]:
-    """For each file itself, or its copy, which is made if there is none; with a progress bar in a terminal.
+    """For each file itself, or the copy that must be read in its place, which is made if there is none.
 
-    A file whose compressed data end early, or are damaged, is unpacked up to there, and `DAMAGE_MARK` put behind it.
-    Where copies of the files behind a scheme would take more than half of the free disk, those files are left where
-    they are, with a warning.
-
-    Args:
-        paths: the files.
-        compressions: of each, "" for none.
-        cache_folder: where copies are kept.
-        most_bytes: that a file may have when it is unpacked; None for 100 times its size, or 256 MB if that is more.
-
-    Raises:
-        OSError: a file can't be read, or the cache folder can't take the copy.
-        ValueError: a file unpacks to more.
+    Damaged files are unpacked up to the damage, with `DAMAGE_MARK` behind. What unpacks to more than `most_bytes` is
+    refused; None stands for 100 times its size, or 256 MB if that is more.
     """
     copies = list(paths)
     missing: dict[int, int] = {}
@@ -88,7 +74,7 @@ def local_copies(
         # An empty file holds nothing that could be unpacked.
         if status.size and (compressions[number] or is_remote(paths[number])):
             name = f"{digest([*status, compressions[number]])}.tfrecord"
-            place = cache_folder / "tfrecord" / "unpacked" / digest_of_path(paths[number]) / name
+            place = cache_folder / "tfrecord" / "unpacked" / digest(storage.absolute(paths[number])) / name
             copies[number] = str(place)
             if not place.exists():
                 missing[number] = status.size

@@ -153,12 +153,7 @@ def _python_parser(features: Features) -> Parser:
 
 
 def check_features(features: Any) -> Features:
-    """What was given as `features`.
-
-    Raises:
-        TypeError: it is no dict of features that `tf.io.parse_example` can parse.
-        ValueError: it is empty, or asks for what examples can't be.
-    """
+    """What was given as `features`; raises TypeError and ValueError if it can't be."""
     if not isinstance(features, Mapping):
         raise TypeError(
             "`features` must be a dict of names and features, such as {'label': tf.io.FixedLenFeature([], tf.int64)}. "
@@ -183,16 +178,9 @@ def check_features(features: Any) -> Features:
 
 
 def infer_features(records: Iterable[tuple[str, bytes]]) -> Features:
-    """The features that some records have in common.
+    """The features of some records: of fixed length where all have as many values (a scalar of one), else ragged.
 
-    A feature with the same number of values in all of them has a fixed length, and a single value is a scalar; any
-    other is ragged.
-
-    Args:
-        records: what an error calls each, and its data; at least one.
-
-    Raises:
-        ValueError: a record is no `tf.train.Example`, or a feature has values of two kinds.
+    Of each record there is what an error calls it, and its data.
     """
     kinds: dict[str, str] = {}
     lengths: dict[str, list[int]] = collections.defaultdict(list)

@@ -14,7 +14,6 @@ what follows, then the offsets. One that does not fit the file any more, is dama
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 import os
 import pathlib
@@ -27,6 +26,7 @@ import google_crc32c
 import numpy as np
 
 from keras_turbo import files as storage
+from keras_turbo.data.engine.disk_store import digest
 from keras_turbo.files import is_remote
 
 FORMAT_VERSION = 1
@@ -54,24 +54,15 @@ _MOST_NPY_HEADER_BYTES = 1 << 10
 
 
 def index_of(path: str, read_at: ReadAt, cache_folder: pathlib.Path) -> tuple[np.ndarray, bool]:
-    """Where the records of an uncompressed file begin: by the index that was kept, or else by a new one, which is kept.
+    """Where the records of an uncompressed file begin, by the index that was kept or by a new one, which is kept.
 
-    Args:
-        path: the file.
-        read_at: reads it.
-        cache_folder: where to keep the index if the folder of the file can't be written.
-
-    Returns:
-        int64 vector, one longer than the number of records, since it has the end of the last, too; and whether that is
-        no record but what is left of a file that is truncated there, or the header of one whose length is damaged.
-
-    Raises:
-        OSError: the file can't be read.
+    The last offset is where the last record ends. True beside it: that is no record, but what is left of a file that is
+    truncated there, or the header of a record whose length is damaged.
     """
     status = storage.status_of(path)
     if not status.size:
         read_at(0, HEADER_BYTES)  # which fails if it is a pipe or a device: they have no size either
-    places = [str(cache_folder / "tfrecord" / "index" / f"{digest_of_path(path)}.npy")]
+    places = [str(cache_folder / "tfrecord" / "index" / f"{digest(storage.absolute(path))}.npy")]
     folder, name = os.path.split(storage.absolute(path))
     # A link would be followed out of the data's folder.
     if not is_remote(path) and not os.path.islink(os.path.join(folder, INDEX_FOLDER)):
@@ -110,18 +101,8 @@ def _kept(place: str, status: storage.Status) -> np.ndarray | None:
 
 
 def record_offsets(read_at: ReadAt, size: int, *, passes_over: bool = True) -> np.ndarray:
-    """Where the records of a file begin, and where the last whole one ends.
-
-    Args:
-        read_at: gives a part of the file.
-        size: of the file, in bytes.
-        passes_over: whether the data of long records are passed over. Where each call is a request over a network, it
-            takes less time to read all.
-
-    Returns:
-        int64 vector, one longer than the number of records. Its last entry is `size`, unless the file is truncated or a
-        length in it is damaged, behind which nothing can be found.
-    """
+    """Where the records of a file begin, and where the last whole one ends; behind a damaged length there are none."""
+    # Where each call is a request over a network, passing over the data of long records takes longer than reading them.
     offsets, block, block_begin, offset = [0], b"", 0, 0
     block_bytes = _BLOCK_BYTES if passes_over else _REMOTE_BLOCK_BYTES
     is_long = False
@@ -173,8 +154,3 @@ def what_is_wrong(frame: bytes) -> str:
     if len(frame) < length + FRAME_BYTES:
         return f"the file is truncated: the record has {length + FRAME_BYTES} bytes, and {len(frame)} are there."
     return "the record's data do not match their checksum: they were damaged after they were written."
-
-
-def digest_of_path(path: str) -> str:
-    """A name for what is kept of a file elsewhere."""
-    return hashlib.blake2b(os.fsencode(storage.absolute(path)), digest_size=16).hexdigest()

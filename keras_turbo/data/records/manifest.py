@@ -68,11 +68,7 @@ class Leaf:
 
     @classmethod
     def of(cls, feature: str, spec: tf.TensorSpec) -> Leaf:
-        """How a tensor is stored: integers and float32 as lists of numbers where they are short, all else as bytes.
-
-        Raises:
-            TypeError: a type that has no bytes that could be kept.
-        """
+        """How a tensor is stored: integers and float32 as lists of numbers where they are short, all else as bytes."""
         shape, dtype = tuple(spec.shape), spec.dtype
         size = math.prod(side or 0 for side in shape)
         is_list = len(shape) <= 1 and (size > 0 or None in shape)
@@ -182,11 +178,7 @@ class Manifest:
 
 
 def load_manifest(folder: str) -> Manifest | None:
-    """The manifest of a folder; None where there is none of this package.
-
-    Raises:
-        ValueError: it is damaged, of a later version, or names files outside of its folder.
-    """
+    """The manifest of a folder; None where there is none of this package. What is wrong with it is a ValueError."""
     path = storage.join(folder, MANIFEST_NAME)
     try:
         content = read_json(path)

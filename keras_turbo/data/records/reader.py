@@ -29,19 +29,13 @@ _LARGE_BYTES = 1 << 28
 
 
 class RecordReader:
-    """Records of several files by position.
-
-    What is left of a truncated file, or the header of a record whose length is damaged, has a position, too.
+    """Records of several files by position; what is left of a damaged file has a position, too.
 
     Args:
         paths: of the files, in the order of their records: for a compressed one its unpacked copy.
         names: what an error calls each file.
         cache_folder: where indices are kept if they can't be beside their files.
-        interleave: from how many files, taken in turn, records come one by one in the order of positions, as in
-            `tf.data.Dataset.interleave(cycle_length=interleave)`; 1 is one file after the other.
-
-    Raises:
-        OSError: a file can't be read.
+        interleave: from how many files records come in turn, as in `tf.data.Dataset.interleave`.
     """
 
     def __init__(
@@ -89,15 +83,7 @@ class RecordReader:
             yield f"{self._names[file]}, record {self.counts[file]} at byte {begin}: {reason}"
 
     def read(self, positions: np.ndarray) -> tuple[list[bytes], dict[int, Exception]]:
-        """Reads records.
-
-        Args:
-            positions: int64 vector, of one at least.
-
-        Returns:
-            The data of each; and by index the errors of those that can't be read or do not match their checksum, whose
-            data mean nothing.
-        """
+        """The data of records, and by index the errors of those that can't be read or do not match their checksum."""
         entries, files = self._entries_and_files(positions)
         begins, ends = self._offsets[entries + files], self._offsets[entries + files + 1]
         is_first = np.append(True, (files[1:] != files[:-1]) | (begins[1:] != ends[:-1]))

@@ -37,11 +37,7 @@ class Shards:
     counts: Sequence[int] = ()
 
     def check_counts(self, found: Sequence[int], *, may_be_damaged: bool) -> None:
-        """Checks that files have as many records as the manifest says, as a file cut between two looks whole.
-
-        Raises:
-            ValueError: one has not, unless files `may_be_damaged`, when a warning says so.
-        """
+        """Refuses files with another number of records than the manifest says: one cut between two looks whole."""
         for path, count, expected in zip(self.paths, found, self.counts, strict=False):
             if count == expected:
                 continue
@@ -55,11 +51,7 @@ class Shards:
 
 
 def find_shards(pattern: str | os.PathLike | Sequence[str | os.PathLike], *, reads_manifest: bool) -> Shards:
-    """The files that are meant by a folder, a pattern, or a list of patterns.
-
-    Raises:
-        ValueError: there are none, a conversion into their folder is not finished, or manifests do not agree.
-    """
+    """The files that are meant by a folder, a pattern, or a list of patterns; raises ValueError if there are none."""
     if isinstance(pattern, (str, os.PathLike)):
         folder = resolved(pattern, "pattern")
         if storage.is_folder(folder):

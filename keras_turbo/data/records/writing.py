@@ -109,11 +109,7 @@ def shard_name(index: int, number: int) -> str:
 
 
 def target_folder(out: str | os.PathLike) -> str:
-    """The folder to write into, as text.
-
-    Raises:
-        ValueError: it names no bucket or folder, or no installed file system has its scheme.
-    """
+    """The folder to write into, as text."""
     folder = resolved(out, "out", writes=True)
     if not is_remote(folder):
         return str(pathlib.Path(folder))
@@ -124,16 +120,9 @@ def target_folder(out: str | os.PathLike) -> str:
 
 @contextlib.contextmanager
 def only_writer(target: str, name: str) -> Iterator[None]:
-    """A context in which this process alone writes into a folder; the lock goes with the process, however it ends.
+    """A context in which this process alone writes into a folder, by a lock in a folder of that name in it.
 
-    Other machines that write behind a scheme it can't hinder.
-
-    Args:
-        target: what is written into; made if missing.
-        name: of a folder in it for the lock, which stays.
-
-    Raises:
-        FileExistsError: another process writes into the target, or the folder is a link to another place.
+    It goes with the process, however that ends. Other machines that write behind a scheme it can't hinder.
     """
     folder = default_cache_dir() / "writing" / digest(target) if is_remote(target) else pathlib.Path(target) / name
     if folder.is_symlink():
@@ -189,16 +178,7 @@ def _rows(tensor: Any, is_batched: bool) -> list[np.ndarray]:
 
 
 def _element_of(spec: Any, is_batched: bool) -> Any:
-    """The structure of one example, of `Leaf`s.
-
-    Args:
-        spec: of an element of the dataset.
-        is_batched: whether its tensors have an axis for the examples, before their own.
-
-    Raises:
-        TypeError: a tensor that can't be written.
-        ValueError: two tensors that would have one name.
-    """
+    """The structure of one example, of `Leaf`s."""
     if isinstance(spec, tuple) and len(spec) <= len(_PARTS):
         element: Any = tuple(_leaves(part, name, is_batched) for part, name in zip(spec, _PARTS, strict=False))
     else:

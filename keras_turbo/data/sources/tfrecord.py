@@ -59,9 +59,6 @@ class TfRecordSource(Source):
         label: what is `y` of them, or None.
         recipe: JSON-able description of how examples are made.
         files: paths, for the identity.
-
-    Raises:
-        ValueError: a tensor is larger than a record.
     """
 
     can_fail = True
@@ -238,11 +235,7 @@ def tfrecord_source(
 
 
 def _structure(features: Features, x: str | Sequence[str] | None, label: str | None, sample_weight: str | None) -> Any:
-    """What an example is made of: `x`, `(x, y)` or `(x, y, sample_weight)`; `x` itself may be a dict.
-
-    Raises:
-        ValueError: a name that is not in `features`, or that has two parts.
-    """
+    """What an example is made of: `x`, `(x, y)` or `(x, y, sample_weight)`; `x` itself may be a dict."""
     targets = [name for name in (label, sample_weight) if name is not None]
     if sample_weight is not None and label is None:
         raise ValueError("`sample_weight` was given without `label`: weights belong to targets. Give `label` too.")
