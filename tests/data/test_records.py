@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import os
 import stat
@@ -161,6 +162,21 @@ def test_interleaved_as_tf_data_does_it(counts, cycle_length):
         lambda file: tf.data.Dataset.range(first[file], first[file + 1]), cycle_length=cycle_length
     )
     assert interleaved(counts, cycle_length).tolist() == list(expected.as_numpy_iterator())
+
+
+def test_what_fails_for_a_moment_is_read_again(tmp_path, monkeypatch):
+    path = write_records(tmp_path / "a", [b"a" * 24, b"b" * 24])
+    reader = reader_of(path, cache=tmp_path / CACHE)
+    pread, calls = os.pread, []
+
+    def failing(*arguments):
+        calls.append(arguments)
+        if len(calls) <= 2:
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return pread(*arguments)
+
+    monkeypatch.setattr(os, "pread", failing)
+    assert read_all(reader) == [b"a" * 24, b"b" * 24]
 
 
 def kept_index(path: Path) -> Path:

@@ -107,7 +107,10 @@ class RecordReader:
         for index in np.flatnonzero(~are_whole(records, checksums)).tolist():
             begin, end = int(begins[index]), int(ends[index])
             try:
-                failures[index] = ValueError(what_is_wrong(self._read_at(int(files[index]), begin, end - begin)))
+                frame = self._read_at(int(files[index]), begin, end - begin)
+                records[index] = frame[HEADER_BYTES:-FOOTER_BYTES]
+                if not are_whole([records[index]], [frame[-FOOTER_BYTES:]])[0]:  # as it may have failed for a moment
+                    failures[index] = ValueError(what_is_wrong(frame))
             except (OSError, ValueError) as error:
                 failures[index] = OSError(f"the file can't be read: {reason_of(error)}")
         return records, failures
@@ -121,6 +124,7 @@ class RecordReader:
             try:
                 return self._read_at(*of)
             except (OSError, ValueError):
+                self._open.pop(of[0], None)  # a server may have forgotten it
                 return b""
 
         if self._remote:
@@ -139,11 +143,10 @@ class RecordReader:
             raise ValueError(f"a record of {size / 1e9:.1f} GB would take more than half of the free memory.")
         if file in self._remote:
             return storage.read_at(self._paths[file], offset, size)
-        descriptor, _ = opened = self._descriptor(file)
+        descriptor, _is_held = self._descriptor(file)
         data = os.pread(descriptor, size, offset)
         while len(data) < size and (more := os.pread(descriptor, size - len(data), offset + len(data))):
             data += more  # the system gives at most 2 GB at once
-        del opened
         return data
 
     def _descriptor(self, file: int) -> tuple[int, Any]:
