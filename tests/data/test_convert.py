@@ -272,6 +272,18 @@ def test_a_file_cut_between_two_records_is_noticed(tmp_path):
     assert np.concatenate(batches_of(dataset)).tolist() == [0, 1, 2, 3]
 
 
+def test_a_batch_of_which_no_record_is_whole(tmp_path):
+    write_tfrecords(FastDataset(np.ones((6, 3, 2))), tmp_path)
+    (path,) = tmp_path.glob("*.tfrecord")
+    data = bytearray(path.read_bytes())
+    for record in (0, 1, 2):
+        data[len(data) // 6 * record + 40] ^= 1
+    path.write_bytes(data)
+    with pytest.warns(UserWarning, match="An example was left out"):
+        batches = batches_of(FastDataset.from_tfrecord(tmp_path, on_error="skip", batch_size=3))
+    assert [batch.shape for batch in batches] == [(3, 3, 2)]
+
+
 def test_some_files_of_a_manifest_and_files_of_several(tmp_path):
     write_tfrecords(FastDataset(np.arange(10)), tmp_path / "a", shards=2)
     write_tfrecords(FastDataset(np.arange(10, 14)), tmp_path / "b", shards=1)

@@ -166,6 +166,8 @@ class TfRecordSource(Source):
         return scattered(columns, good, len(positions), self._parsed), failures
 
     def _parsed_columns(self, records: list[bytes]) -> tuple[list[Column], dict[int, Exception]]:
+        if not records:
+            return self._parsed.zeros(0), {}
         try:
             parsed = self._parse(records)
             return [field.column(parsed) for field in self._fields], {}
