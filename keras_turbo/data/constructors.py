@@ -22,6 +22,7 @@ from keras_turbo.data.sources.streams import Stream
 from keras_turbo.data.sources.tables import parquet_source
 from keras_turbo.data.tables.csv_files import CsvFormat
 from keras_turbo.data.tables.table import Request
+from keras_turbo.data.sources.tfrecord import tfrecord_source
 
 if TYPE_CHECKING:
     from typing import Self  # from Python 3.11 on
@@ -267,6 +268,7 @@ class Constructors(ResumableDataset):
         sample_weight: str | None = None,
         compression: Literal["GZIP", "ZLIB", ""] | None = None,
         interleave: int | None = None,
+        max_unpacked_bytes: int | None = None,
         **options: Any,
     ) -> Self:
         """Records of `tf.train.Example`, in any order, checked by their checksums.
@@ -295,6 +297,8 @@ class Constructors(ResumableDataset):
             interleave: without `shuffle`, how many files are read in turn, one record of each, as by
                 `tf.data.Dataset.interleave`. Default: the order in which the records were written, if there is a
                 manifest; else 1, one file after the other.
+            max_unpacked_bytes: a compressed file that unpacks to more is refused by name. Default: 100 times its size,
+                or 256 MB if that is more.
             **options: as those of `FastDataset`; for images of `python -m keras_turbo convert` also those of
                 `from_image_folder` from `image_size` to `random_resized_crop`.
 
@@ -317,6 +321,7 @@ class Constructors(ResumableDataset):
             sample_weight=sample_weight,
             compression=compression,
             interleave=interleave,
+            max_unpacked_bytes=max_unpacked_bytes,
             image_options=image_options,
             settings=settings,
         )

@@ -293,11 +293,16 @@ def writing_folder(path: str) -> Iterator[str]:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def remove_abandoned(folder: str) -> None:
-    """Removes what processes that were killed have begun to write in a folder of this machine."""
+def remove_abandoned(folder: str, *, after_seconds: float = _ABANDONED_AFTER_SECONDS) -> None:
+    """Removes what processes that were killed have begun to write in a folder of this machine.
+
+    Args:
+        folder: the folder.
+        after_seconds: since when it has not been written to; 0 where nobody else can be writing there.
+    """
     for path in glob.glob(os.path.join(glob.escape(folder), f"{_UNFINISHED}*")):
         with contextlib.suppress(OSError):
-            if time.time() - os.stat(path).st_mtime > _ABANDONED_AFTER_SECONDS:
+            if time.time() - os.stat(path).st_mtime > after_seconds:
                 shutil.rmtree(path) if os.path.isdir(path) else os.unlink(path)
 
 

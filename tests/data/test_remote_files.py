@@ -17,7 +17,7 @@ import tensorflow as tf
 from keras_turbo import FastDataset, files
 from keras_turbo.cli import main
 from keras_turbo.data.convert import convert_images, write_tfrecords
-from keras_turbo.data.records import local_copies as local_copies_module
+from keras_turbo.data.records import copies as copies_module
 from keras_turbo.data.sources import csv_table
 from keras_turbo.data.sources import tables as table_sources
 from tests.data.epochs import batches_of, bytes_of
@@ -162,7 +162,7 @@ class TestRecords:
 
     @pytest.mark.parametrize("shuffle", [False, True])
     def test_without_room_they_are_read_where_they_are(self, tmp_path, store, cache, monkeypatch, shuffle):
-        monkeypatch.setattr(local_copies_module, "fits_on_disk", lambda size, folder: False)
+        monkeypatch.setattr(copies_module, "fits_on_disk", lambda size, folder: False)
         for part in range(2):
             write_records(tmp_path / "r" / f"{part}.tfrecord", [numbered(100 * part + n) for n in range(50)])
         upload(tmp_path / "r", store)
