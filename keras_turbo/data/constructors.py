@@ -20,9 +20,9 @@ from keras_turbo.data.sources.image_folder import image_folder_sources
 from keras_turbo.data.sources.source import Source
 from keras_turbo.data.sources.streams import Stream
 from keras_turbo.data.sources.tables import parquet_source
+from keras_turbo.data.sources.tfrecord import tfrecord_source
 from keras_turbo.data.tables.csv_files import CsvFormat
 from keras_turbo.data.tables.table import Request
-from keras_turbo.data.sources.tfrecord import tfrecord_source
 
 if TYPE_CHECKING:
     from typing import Self  # from Python 3.11 on

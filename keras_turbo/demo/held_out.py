@@ -12,8 +12,8 @@ from pathlib import Path
 import tensorflow as tf
 
 from keras_turbo import FastDataset
-from keras_turbo.data.sources.image_decoder import image_kind
 from keras_turbo.data.sources.class_folders import validation_mask
+from keras_turbo.data.sources.image_decoder import image_kind
 from keras_turbo.data.sources.image_folder import find_images
 from keras_turbo.report import progress_bar
 

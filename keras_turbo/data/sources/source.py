@@ -108,7 +108,7 @@ class Source(abc.ABC):
     def used_by(self, dataset: Any) -> None:  # noqa: B027 (most have nothing to do)
         """Takes note of a dataset over it."""
 
-    def begin_epoch(self, epoch: int, seed: int) -> Load:  # noqa: ARG002 (for others)
+    def begin_epoch(self, epoch: int, seed: int) -> Load:
         """Called before the first example of an epoch is loaded.
 
         Args:
