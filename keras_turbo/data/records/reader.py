@@ -1,8 +1,8 @@
 """Records by position: byte ranges of files by their index, in whatever order.
 
-TensorFlow's own reader, which compares checksums, reads records that follow one another in a file. Others that are wanted
-together are copied, as they are, into a file in memory for it, a thousand in one system call and without Python's lock. Few
-records are read one by one, and so are those in which something is wrong, to say what it is.
+TensorFlow's own reader, which compares checksums, reads records that follow one another in a file. Others that are
+wanted together are copied, as they are, into a file in memory for it, a thousand in one system call and without
+Python's lock. Few records are read one by one, and so are those in which something is wrong, to say what it is.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 from keras_turbo import files as storage
 from keras_turbo.data.engine.failures import reason_of
 from keras_turbo.data.engine.store import fits_in_memory
-from keras_turbo.data.records.index import FOOTER_BYTES, HEADER_BYTES, index_of, is_whole, what_is_wrong
+from keras_turbo.data.records.index import FOOTER_BYTES, FRAME_BYTES, HEADER_BYTES, index_of, is_whole, what_is_wrong
 from keras_turbo.files import is_remote
 
 # Of the files that this process may open, this share is kept open; all others are opened for each read.
@@ -53,8 +53,9 @@ class RecordReader:
     ) -> None:
         self._paths = list(paths)
         self._names = list(names)
+        self._remote = {number for number, path in enumerate(paths) if is_remote(path)}
         #: Whether reading is a request over a network.
-        self.is_remote = any(map(is_remote, paths))
+        self.is_remote = bool(self._remote)
         self._open: dict[int, _OpenFile] = {}
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._most_open = max(_FEWEST_KEPT_OPEN, int(limit * _SHARE_OF_OPEN_FILES))
@@ -104,13 +105,14 @@ class RecordReader:
         records = []
         for file, begin, end in zip(*(vector.tolist() for vector in self._places(positions)), strict=True):
             try:
-                frame = self._read_at(file, begin, end - begin)
+                data = self._read_at(file, begin + HEADER_BYTES, max(0, end - begin - FRAME_BYTES))
+                checksum = self._read_at(file, end - FOOTER_BYTES, FOOTER_BYTES)
             except (OSError, ValueError) as error:
                 self._open.pop(file, None)  # a server may have forgotten it
                 raise OSError(f"the file can't be read: {reason_of(error)}") from error
-            records.append(frame[HEADER_BYTES:-FOOTER_BYTES])
-            if not is_whole(records[-1], frame[-FOOTER_BYTES:]):
-                raise ValueError(what_is_wrong(frame))
+            if not is_whole(data, checksum):
+                raise ValueError(what_is_wrong(self._read_at(file, begin, end - begin)))
+            records.append(data)
         return records
 
     @contextlib.contextmanager
@@ -139,7 +141,7 @@ class RecordReader:
         """Bytes of a file: fewer where it has become shorter."""
         if size > _LARGE_BYTES and not fits_in_memory(size):
             raise ValueError(f"a record of {size / 1e9:.1f} GB would take more than half of the free memory.")
-        if is_remote(self._paths[file]):
+        if file in self._remote:
             return storage.read_at(self._paths[file], offset, size)
         opened = self._opened(file)
         data = os.pread(opened.descriptor, size, offset)

@@ -104,7 +104,7 @@ class TfRecordSource(Source):
         self.loading_is_called = "load" if decoder is None else "decode"
         self.writes_in_place = decoder is not None
         self._rows_at_once = int(max(1, _BYTES_AT_ONCE // max(1, reader.mean_bytes, self.elements.row_bytes)))
-        self._parser = Parser(features)
+        self._parser = Parser(features, reader.mean_bytes)
         self._labels = None if label is None else TfRecordSource(reader, label)
         self._recipe = recipe
         self._files = list(files)
@@ -177,7 +177,9 @@ class TfRecordSource(Source):
         return concatenated([first, second]), failures | {half + index: error for index, error in others.items()}
 
     def _reason(self, position: np.ndarray, error: Exception) -> Exception:
-        if isinstance(error, (tf.errors.InvalidArgumentError, UnicodeDecodeError)):
+        if isinstance(error, OSError):
+            return error
+        with contextlib.suppress(OSError, ValueError):
             if not is_example(self.reader.records(position)[0]):
                 return ValueError("it is whole, but no tf.train.Example.")
         return error
