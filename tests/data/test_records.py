@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import gzip
 import os
 import stat
+import struct
 import tracemalloc
 from pathlib import Path
 
@@ -31,9 +31,19 @@ def reader_of(*paths: Path, cache: Path) -> RecordReader:
 
 
 def read_all(reader: RecordReader) -> list[bytes]:
-    records, failures = reader.read(np.arange(len(reader)))
-    assert not failures
-    return records
+    return reader.records(np.arange(len(reader)))
+
+
+def gathered(reader: RecordReader, positions: np.ndarray) -> list[bytes]:
+    """What TensorFlow's reader is given, as it is: from each record's length to its last checksum."""
+    with reader.together(positions) as (path, offset):
+        data = Path(path).read_bytes()[offset:]
+    frames, begin = [], 0
+    for _ in positions:
+        end = begin + struct.unpack_from("<Q", data, begin)[0] + 16
+        frames.append(data[begin:end])
+        begin = end
+    return frames
 
 
 def unpacked(path: Path, compression: str, cache: Path, most_bytes: int | None = None) -> Path:
@@ -107,7 +117,18 @@ def test_records_are_read_by_position(tmp_path):
     reader = reader_of(path, cache=tmp_path / CACHE)
     assert read_all(reader) == records
     order = np.random.default_rng(1).permutation(len(records))
-    assert reader.read(order) == ([records[position] for position in order], {})
+    assert reader.records(order) == [records[position] for position in order]
+    frames = gathered(reader, np.arange(len(records)))
+    assert b"".join(frames) == path.read_bytes()
+    assert gathered(reader, order) == [frames[position] for position in order]
+
+
+def test_more_records_at_once_than_a_system_call_takes(tmp_path):
+    paths = [write_records(tmp_path / str(file), [bytes([k % 256]) * (k % 7) for k in range(2000)]) for file in (0, 1)]
+    reader = reader_of(*paths, cache=tmp_path / CACHE)
+    order = np.random.default_rng(0).permutation(4000)
+    frames = [frame[12:-4] for frame in gathered(reader, order)]
+    assert frames == [bytes([k % 256]) * (k % 7) for k in order % 2000]
 
 
 def test_more_files_than_may_be_open(tmp_path):
@@ -119,7 +140,9 @@ def test_more_files_than_may_be_open(tmp_path):
     paths = [write_records(tmp_path / f"{k:03d}", [str(k).encode()]) for k in range(150)]
     resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 100, before[1]))
     try:
-        assert read_all(reader_of(*paths, cache=tmp_path / CACHE)) == [str(k).encode() for k in range(150)]
+        reader = reader_of(*paths, cache=tmp_path / CACHE)
+        assert read_all(reader) == [str(k).encode() for k in range(150)]
+        assert not reader.can_gather
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
@@ -128,10 +151,9 @@ def test_a_damaged_record_is_told_from_those_around_it(tmp_path):
     path = write_records(tmp_path / "a", [b"a" * 24, b"b" * 24, b"c" * 24])
     flip_byte(path, 40 + 20)
     reader = reader_of(path, cache=tmp_path / CACHE)
-    records, failures = reader.read(np.array([2, 1, 0, 1]))
-    assert records[0::2] == [b"c" * 24, b"a" * 24]
-    assert sorted(failures) == [1, 3]
-    assert "checksum" in str(failures[1])
+    assert reader.records(np.array([2, 0])) == [b"c" * 24, b"a" * 24]
+    with pytest.raises(ValueError, match="the record's data do not match their checksum"):
+        reader.records(np.array([2, 1]))
     assert reader.describe(1) == f"{path}, record 1 at byte 40"
 
 
@@ -139,44 +161,23 @@ def test_a_damaged_record_is_told_from_those_around_it(tmp_path):
 def test_each_bit_of_data_and_checksum_counts(tmp_path, byte):
     path = write_records(tmp_path / "a", [b"a" * 24] * 3)
     flip_byte(path, 40 + byte)
-    _, failures = reader_of(path, cache=tmp_path / CACHE).read(np.arange(3))
-    assert list(failures) == [1]
+    reader = reader_of(path, cache=tmp_path / CACHE)
+    reader.records(np.array([0, 2]))
+    with pytest.raises(ValueError, match="checksum"):
+        reader.records(np.array([1]))
 
 
 def test_a_file_that_shrinks_after_it_was_indexed(tmp_path):
-    path = write_records(tmp_path / "a", [b"a" * 24] * 3)
+    """Where a mapped page has no file any more, the process would end if it was touched."""
+    path = write_records(tmp_path / "a", [b"a" * 24, b"b" * 50_000, b"c" * 24])
     reader = reader_of(path, cache=tmp_path / CACHE)
+    gathered(reader, np.array([2, 0, 1]))
     truncate(path, 100)
-    for order in (np.arange(3), np.array([2, 0, 1])):
-        records, failures = reader.read(order)
-        assert list(failures) == np.flatnonzero(order == 2).tolist()
-        assert "the file is truncated: the record has 40 bytes, and 20 are there" in str(*failures.values())
-        assert records[1] == b"a" * 24
-
-
-@pytest.mark.parametrize("cycle_length", [1, 2, 3, 4, 9])
-@pytest.mark.parametrize("counts", [[5], [3, 5, 1, 2], [1, 1, 1, 1, 1, 1], [7, 2, 7, 2], [2, 0, 2, 0, 0, 3], [0, 0]])
-def test_interleaved_as_tf_data_does_it(counts, cycle_length):
-    first = tf.constant(np.concatenate([[0], np.cumsum(counts)]), tf.int64)
-    expected = tf.data.Dataset.range(len(counts)).interleave(
-        lambda file: tf.data.Dataset.range(first[file], first[file + 1]), cycle_length=cycle_length
-    )
-    assert interleaved(counts, cycle_length).tolist() == list(expected.as_numpy_iterator())
-
-
-def test_what_fails_for_a_moment_is_read_again(tmp_path, monkeypatch):
-    path = write_records(tmp_path / "a", [b"a" * 24, b"b" * 24])
-    reader = reader_of(path, cache=tmp_path / CACHE)
-    pread, calls = os.pread, []
-
-    def failing(*arguments):
-        calls.append(arguments)
-        if len(calls) <= 2:
-            raise OSError(errno.ESTALE, "Stale file handle")
-        return pread(*arguments)
-
-    monkeypatch.setattr(os, "pread", failing)
-    assert read_all(reader) == [b"a" * 24, b"b" * 24]
+    with pytest.raises(OSError, match="has become shorter"):
+        gathered(reader, np.array([2, 0, 1]))
+    assert reader.records(np.array([0])) == [b"a" * 24]
+    with pytest.raises(ValueError, match="the file is truncated: the record has 50016 bytes, and 60 are there"):
+        reader.records(np.array([1]))
 
 
 def kept_index(path: Path) -> Path:
@@ -276,9 +277,8 @@ def test_what_is_no_regular_file(tmp_path):
     reader = reader_of(path, cache=tmp_path / CACHE)
     path.unlink()
     os.mkfifo(path)
-    _, failures = reader.read(np.arange(2))
-    assert "the file can't be read: " in str(failures[0])
-    assert "It is a pipe" in str(failures[1])
+    with pytest.raises(OSError, match=r"the file can't be read: .*It is a pipe"):
+        reader.records(np.arange(2))
     with pytest.raises(OSError, match="It is a pipe"):
         reader_of(path, cache=tmp_path / "other")
 
@@ -347,7 +347,7 @@ def test_a_damaged_compressed_file_is_unpacked_up_to_there_and_told_of(tmp_path,
     assert "compressed data" in problem
     (whole,) = reader.counts
     assert 0 < whole <= 40
-    assert reader.read(np.arange(whole)) == (records[:whole], {})
+    assert reader.records(np.arange(whole)) == records[:whole]
 
 
 def test_a_folder_that_cannot_take_the_copy_is_named(tmp_path):

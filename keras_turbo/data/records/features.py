@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import itertools
 import json
-import math
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -27,13 +28,14 @@ _FORMS: dict[type, BatchForm] = {
     tf.io.FixedLenSequenceFeature: "padded",
 }
 
-KINDS = {"bytes_list": tf.string, "float_list": tf.float32, "int64_list": tf.int64}
+KINDS = {tf.string: "bytes_list", tf.float32: "float_list", tf.int64: "int64_list"}
 """The kinds of lists in a record."""
 
-# In records as long as this, copying the bytes takes longer than looking at each in Python; numbers, of which each is a
-# Python object there, must be few.
+# In records as long as this, copying the bytes takes longer than looking at each in Python.
 _LONG_RECORD_BYTES = 1 << 12
-_FEW_VALUES = 64
+
+# What TensorFlow reads of a file at once.
+_BUFFER_BYTES = 1 << 18
 
 _REMEDY = (
     "Give `features`, or read such records with tf.data.TFRecordDataset and a function of your own, and give that "
@@ -87,69 +89,79 @@ def fewest_bytes(shape: tf.TensorShape, dtype: tf.DType) -> int:
     return (shape.num_elements() or 0) * {tf.int64: 1, tf.string: 2}.get(dtype, dtype.size)
 
 
-Parser = Callable[[Sequence[bytes]], dict[str, Column]]
-"""Of records: by name, vectors of rows, and lists of vectors for ragged features. Raises what is wrong with one."""
+class Parser:
+    """Parses many records by one call of `tf.io.parse_example`, without Python's lock.
 
+    What it gives is, by name, a vector of rows, and a list of vectors for a ragged feature.
 
-def parser_of(features: Features, mean_bytes: float) -> Parser:
-    """The faster way to parse such features of records that have so many bytes."""
-    is_by_python = mean_bytes > _LONG_RECORD_BYTES and all(
-        isinstance(feature, tf.io.FixedLenFeature)
-        and feature.default_value is None
-        and (feature.dtype == tf.string or (tf.TensorShape(feature.shape).num_elements() or 0) <= _FEW_VALUES)
-        for feature in features.values()
-    )
-    return _python_parser(features) if is_by_python else _graph_parser(features)
+    Args:
+        features: what is parsed.
+        mean_bytes: of a record.
+    """
 
+    def __init__(self, features: Features, mean_bytes: float) -> None:
+        self._features = features
+        self._is_by_python = mean_bytes > _LONG_RECORD_BYTES and all(
+            isinstance(feature, tf.io.FixedLenFeature) and not feature.shape and feature.default_value is None
+            for feature in features.values()
+        )
 
-def _graph_parser(features: Features) -> Parser:
-    """Many records by one call of `tf.io.parse_example`, without Python's lock."""
+        def parse(records: tf.Tensor) -> list[tf.Tensor]:
+            parsed = tf.io.parse_example(records, features)
+            return tf.nest.flatten([parsed[name] for name in features], expand_composites=True)
 
-    def traced(records: tf.Tensor) -> list[tf.Tensor]:
-        parsed = tf.io.parse_example(records, features)
-        return tf.nest.flatten([parsed[name] for name in features], expand_composites=True)
+        def read(path: tf.Tensor, offset: tf.Tensor, number: tf.Tensor) -> list[tf.Tensor]:
+            # tf.data.TFRecordDataset has no offsets.
+            variant = tf.raw_ops.TFRecordDatasetV2(
+                filenames=[path], compression_type="", buffer_size=_BUFFER_BYTES, byte_offsets=[offset]
+            )
+            records = tf.data.experimental.from_variant(variant, tf.TensorSpec([], tf.string))
+            return parse(records.take(number).batch(number, drop_remainder=True).get_single_element())
 
-    with tf.device("CPU:0"):
-        function: Any = tf.function(traced, input_signature=[tf.TensorSpec([None], tf.string)], autograph=False)
-        concrete = function.get_concrete_function()
+        number = tf.TensorSpec([], tf.int64)
+        self._parse = _traced(parse, [tf.TensorSpec([None], tf.string)])
+        self._read = _traced(read, [tf.TensorSpec([], tf.string), number, number])
 
-    def parse(records: Sequence[bytes]) -> dict[str, Column]:
+    def of_records(self, records: Sequence[bytes]) -> dict[str, Column]:
+        """Of some records; raises what is wrong with one of them."""
+        if self._is_by_python:
+            with contextlib.suppress(Exception):  # TensorFlow says better what is wrong
+                return self._scalars(records)
         with tf.device("CPU:0"):
-            arrays = iter([as_array(tensor) for tensor in concrete(tf.constant(records, tf.string))])
+            return self._columns(self._parse(tf.constant(records, tf.string)))
+
+    def of_file(self, path: str, offset: int, number: int) -> dict[str, Column]:
+        """Of so many records that follow one another in a file; raises what is wrong with one of them."""
+        with tf.device("CPU:0"):
+            # A name on Linux is any bytes, which are no UTF-8 where others chose them.
+            numbers = [tf.constant(value, tf.int64) for value in (offset, number)]
+            return self._columns(self._read(tf.constant(os.fsencode(path)), *numbers))
+
+    def _scalars(self, records: Sequence[bytes]) -> dict[str, Column]:
+        """As `of_records`, of scalar features: of 32 KB in 5 us, where TensorFlow, which copies more, takes 25."""
+        columns: dict[str, Any] = {name: [] for name in self._features}
+        for record in records:
+            there = tf.train.Example.FromString(record).features.feature
+            for name, feature in self._features.items():
+                (value,) = getattr(there[name], KINDS[feature.dtype]).value
+                columns[name].append(value)
+        return {name: np.array(column, numpy_dtype(self._features[name].dtype)) for name, column in columns.items()}
+
+    def _columns(self, tensors: Iterable[tf.Tensor]) -> dict[str, Column]:
+        arrays = iter([as_array(tensor) for tensor in tensors])
         columns: dict[str, Column] = {}
-        for name, feature in features.items():
+        for name, feature in self._features.items():
             column = next(arrays)
             if isinstance(feature, tf.io.RaggedFeature):
                 column = [column[begin:end] for begin, end in itertools.pairwise(next(arrays).tolist())]
             columns[name] = column
         return columns
 
-    return parse
 
-
-def _python_parser(features: Features) -> Parser:
-    """Long records one by one: of 32 KB in 5 us each, where TensorFlow, which copies more, takes 25."""
-    kind_of = {dtype: kind for kind, dtype in KINDS.items()}
-    wanted = []
-    for name, feature in features.items():
-        shape = [size or 0 for size in tf.TensorShape(feature.shape)]
-        wanted.append((name, kind_of[feature.dtype], shape, numpy_dtype(feature.dtype)))
-
-    def parse(records: Sequence[bytes]) -> dict[str, Column]:
-        columns: dict[str, Any] = {name: np.empty((len(records), *shape), dtype) for name, _, shape, dtype in wanted}
-        for index, record in enumerate(records):
-            there = tf.train.Example.FromString(record).features.feature
-            for name, kind, shape, dtype in wanted:
-                values = getattr(there[name], kind).value
-                if len(values) != math.prod(shape):
-                    raise ValueError(
-                        f"the feature {name!r} has {len(values)} values in its {kind}, and {math.prod(shape)} are "
-                        f"needed for the shape {tuple(shape)}."
-                    )
-                columns[name][index] = np.array(values, dtype).reshape(shape) if shape else values[0]
-        return columns
-
-    return parse
+def _traced(function: Callable[..., Any], signature: Sequence[tf.TensorSpec]) -> Any:
+    with tf.device("CPU:0"):
+        traced: Any = tf.function(function, input_signature=signature, autograph=False)
+        return traced.get_concrete_function()
 
 
 def check_features(features: Any) -> Features:
@@ -201,12 +213,13 @@ def infer_features(records: Iterable[tuple[str, bytes]]) -> Features:
     if not kinds:
         raise ValueError(f"The first {number} records hold no values, so that no features can be inferred. {_REMEDY}")
     features: Features = {}
+    dtypes = {kind: dtype for dtype, kind in KINDS.items()}
     for key, kind in sorted(kinds.items()):
         length, *others = {*lengths[key], *([0] if len(lengths[key]) < number else [])}
         if others or not length:
-            features[key] = tf.io.RaggedFeature(KINDS[kind])
+            features[key] = tf.io.RaggedFeature(dtypes[kind])
         else:
-            features[key] = tf.io.FixedLenFeature([] if length == 1 else [length], KINDS[kind])
+            features[key] = tf.io.FixedLenFeature([] if length == 1 else [length], dtypes[kind])
     return features
 
 

@@ -17,10 +17,8 @@ import contextlib
 import io
 import os
 import pathlib
-import struct
 import zlib
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import google_crc32c
 import numpy as np
@@ -124,21 +122,16 @@ def length_in(header: bytes) -> int | None:
     """The length in the first bytes of a record, if it is all there and matches its checksum."""
     if len(header) < HEADER_BYTES:
         return None
-    length, checksum = struct.unpack_from("<QI", header)
-    return length if checksum == _masked(google_crc32c.value(header[:8])) else None
+    return int.from_bytes(header[:8], "little") if is_whole(header[:8], header[8:HEADER_BYTES]) else None
 
 
-def are_whole(parts: Sequence[bytes], checksums: Sequence[bytes]) -> np.ndarray:
-    """Which byte strings match their masked CRC-32C, given as the four bytes in the file, or fewer if it ends there."""
-    joined = b"".join(checksums)
-    if len(joined) < FOOTER_BYTES * len(checksums):
-        joined = b"".join(checksum.ljust(FOOTER_BYTES, b"\0") for checksum in checksums)
-    crcs = np.fromiter(map(google_crc32c.value, parts), np.uint32, len(parts))
-    return _masked(crcs) == np.frombuffer(joined, "<u4")
+def is_whole(data: bytes, checksum: bytes) -> bool:
+    """Whether some bytes match their masked CRC-32C, given as the four bytes in the file."""
+    return _masked(google_crc32c.value(data)).to_bytes(FOOTER_BYTES, "little") == checksum
 
 
-def _masked(crc: Any) -> Any:
-    # The mask of TFRecord (tsl/lib/hash/crc32c.h), of an integer or a vector of them.
+def _masked(crc: int) -> int:
+    # The mask of TFRecord (tsl/lib/hash/crc32c.h).
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 

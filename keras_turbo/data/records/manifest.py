@@ -30,10 +30,8 @@ FORMAT = "keras_turbo.tfrecord"
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
 
-# As what kind of list a tensor is in a record, by how it is stored.
-_STORED = {
-    "int64": "int64_list", "float": "float_list", "bytes": "bytes_list", "raw": "bytes_list", "image": "bytes_list",
-}  # fmt: skip
+# Of what a tensor is a list in a record, by how it is stored.
+_STORED = {"int64": tf.int64, "float": tf.float32, "bytes": tf.string, "raw": tf.string, "image": tf.string}
 
 # A list of sizes of a tensor whose sizes differ from record to record is kept under its name and this.
 _SHAPE_SUFFIX = "/shape"
@@ -93,13 +91,13 @@ class Leaf:
         features = example.features.feature
         flat = array.ravel().astype(np.int64) if self.stored == "int64" else array.ravel()
         values = [array.tobytes()] if self.stored == "raw" else flat.tolist()
-        getattr(features[self.feature], _STORED[self.stored]).value.extend(values)
+        getattr(features[self.feature], KINDS[_STORED[self.stored]]).value.extend(values)
         if self._has_shape_feature:
             features[self.feature + _SHAPE_SUFFIX].int64_list.value.extend(array.shape)
 
     def field(self) -> Field:
         """How it is read; of an image what is parsed is the file."""
-        kind, is_list = KINDS[_STORED[self.stored]], self.stored not in ("raw", "image")
+        kind, is_list = _STORED[self.stored], self.stored not in ("raw", "image")
         spec = tf.TensorSpec(self.shape, self.dtype)
         features: Features = {self.feature: tf.io.FixedLenFeature(self.shape if is_list else [], kind)}
         if is_list and None in self.shape:
