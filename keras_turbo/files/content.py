@@ -133,9 +133,16 @@ def _listed(folder: str, *, tells_folders: bool) -> list[tuple[str, bool]]:
 
 
 def find(pattern: str) -> list[str]:
-    """The files that a glob pattern matches, sorted; `**` crosses folders, hidden names must be named."""
+    """The files that a glob pattern matches, sorted; `**` crosses folders, hidden names must be named.
+
+    Raises an `OSError` where a pipe or the like matches: it has no end to read to.
+    """
     if not is_remote(pattern):
-        return sorted(path for path in glob.glob(pattern, recursive=True) if os.path.isfile(path))
+        kinds = [(path, kind_of(path)) for path in sorted(glob.glob(pattern, recursive=True))]
+        for path, kind in kinds:
+            if kind not in ("file", "folder", None):
+                raise OSError(errno.EINVAL, f"It is a {kind}, and no file. Leave it out of the pattern", path)
+        return [path for path, kind in kinds if kind == "file"]
     # fsspec's glob leaves out folders that it can't list, and looks into all there are.
     root, parts = "/".join(pattern.split("/")[:3]), pattern.split("/")[3:]
     return [] if glob.has_magic(root) or not parts else sorted(set(_matches(root, parts)))

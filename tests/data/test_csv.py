@@ -419,7 +419,7 @@ def test_a_pipe_is_refused_by_name(tmp_path):
     write(tmp_path, "a\n1\n", "b.csv")
     os.mkfifo(tmp_path / "a.csv")
     for pattern in (tmp_path, tmp_path / "*.csv", tmp_path / "a.csv"):
-        with pytest.raises((ValueError, OSError), match=r"a\.csv.* pipe"):
+        with pytest.raises((ValueError, OSError), match=r"pipe.*a\.csv|a\.csv.*pipe"):
             FastDataset.from_csv(pattern)
     with pytest.warns(UserWarning, match="Left out, since it can't be used: .*a.csv: .*pipe"):
         assert FastDataset.from_csv(tmp_path, on_error="skip").element_spec["a"].dtype == tf.int64

@@ -583,7 +583,8 @@ def test_row_groups_that_are_larger_than_memory(tables, monkeypatch):
         dataset_of(tables, cache="memory")
 
 
-def test_few_row_groups_are_kept(tables):
+def test_few_row_groups_are_kept(tables, monkeypatch):
+    monkeypatch.setattr(table_sources, "_LITTLE_BYTES", 0)
     dataset = dataset_of(tables, cache=False, shuffle=True, seed=0, shuffle_row_groups=2)
     numbers_of(dataset)
     assert len(dataset._source._kept) <= 4
@@ -643,7 +644,8 @@ def test_a_pipe_is_refused_by_name(tmp_path):
     os.mkfifo(tmp_path / "part-1.parquet")
     (tmp_path / "endless.parquet").symlink_to("/dev/zero")
     for pattern in (tmp_path, tmp_path / "*.parquet", [tmp_path / "part-0.parquet", tmp_path / "part-1.parquet"]):
-        with pytest.raises((ValueError, OSError), match=r"(part-1|endless)\.parquet.* (pipe|device)"):
+        name = r"(part-1|endless)\.parquet"
+        with pytest.raises((ValueError, OSError), match=rf"(pipe|device).*{name}|{name}.*(pipe|device)"):
             dataset_of(pattern)
     with pytest.warns(UserWarning, match="Left out, since it can't be used: .*endless.parquet.* and 1 more"):
         dataset = dataset_of(tmp_path, on_error="skip")

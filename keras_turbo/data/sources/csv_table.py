@@ -87,8 +87,8 @@ def _source_of(
         if must:
             free = tables.COPIES_WHILE_LOADING * most / 1e9
             raise ValueError(
-                f"cache='memory' needs more than the {free:.2f} GB that are free to load the table. Use cache='auto' to "
-                "have it converted to Parquet and read a part at a time, or choose `columns`."
+                f"cache='memory' needs more than the {free:.2f} GB that are free to load the table. Use cache='auto' "
+                "to have it converted to Parquet and read a part at a time, or choose `columns`."
             )
     with progress_bar("Converting CSV files", len(paths)) as advance:
 

@@ -30,6 +30,8 @@ _WINDOW_BYTES = 256 << 20
 _WINDOWS_IN_MEMORY = 2
 # Not shuffled, one row group is read, the next one in advance, and one is for who is slow.
 _GROUPS_IN_ORDER = 3
+# So much is kept in any case: where row groups are small, threads are ahead by several of them.
+_LITTLE_BYTES = 64 << 20
 # A table that is loaded may be there in parts and in one piece for a moment.
 COPIES_WHILE_LOADING = 2
 
@@ -251,6 +253,7 @@ def source_of_groups(
             f"shuffle_row_groups={window} to have the same order wherever it runs, or more for a better shuffle.",
             stacklevel=stacklevel,
         )
+    most_kept = max(most_kept, _LITTLE_BYTES // max(1, sizes[largest]))
     return RowGroupSource(dataclasses.replace(table, window=window), groups, most_kept), settings
 
 

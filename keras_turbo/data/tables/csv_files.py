@@ -78,7 +78,7 @@ class CsvFormat:
         convert = pa.csv.ConvertOptions(column_types=types, include_columns=types and list(types))
         try:
             with storage.opened(path, read_ahead_bytes=block) as (file, _):
-                unpacked = pa.PythonFile(_Unpacked(file, path, self.max_unpacked_bytes), mode="r")
+                unpacked = pa.PythonFile(_Unpacked(file, path, self), mode="r")
                 with pa.csv.open_csv(unpacked, read, parse, convert) as reader:
                     yield reader
         except (OSError, pa.ArrowException, UnicodeError) as error:
@@ -95,11 +95,16 @@ class CsvFormat:
 class _Unpacked(io.RawIOBase):
     """What is in a file, unpacked if it is packed, as far as that is no more than it may be."""
 
-    def __init__(self, file: Any, path: str, most: int | None) -> None:
+    def __init__(self, file: Any, path: str, form: CsvFormat) -> None:
         super().__init__()
-        self._packed, self._path, self._most, self._given = file, path, most, 0
-        kind = _packed_as(file.read(_FIRST_BYTES))
+        self._packed, self._path, self._most, self._given = file, path, form.max_unpacked_bytes, 0
+        head = file.read(_FIRST_BYTES)
         file.seek(0)
+        kind = next((name for start, name in _PACKED.items() if head.startswith(start)), None)
+        # Of encodings, those of two and four bytes have zeros.
+        if b"\0" in head and not (kind or codecs.lookup(form.encoding).name.startswith(("utf-16", "utf-32"))):
+            hint = " It is Parquet, which from_parquet reads." if head.startswith(b"PAR1") else ""
+            raise ExampleLoadError(f"{path}: it can't be read as CSV: its first bytes are no text.{hint}")
         pa = load_pyarrow()
         self._file = file if kind is None else pa.CompressedInputStream(pa.PythonFile(file, mode="r"), kind)
 
@@ -116,21 +121,8 @@ class _Unpacked(io.RawIOBase):
         return data
 
 
-def _packed_as(head: bytes) -> str | None:
-    return next((name for start, name in _PACKED.items() if head.startswith(start)), None)
-
-
 def first_types(path: str, form: CsvFormat) -> tuple[str, Any] | None:
     """The path and the `pyarrow.Schema` of a file, as far as its first block tells; None for one without a row."""
-    head = storage.read_at(path, 0, _FIRST_BYTES)
-    # Of encodings, those of two and four bytes have zeros.
-    if (
-        b"\0" in head
-        and not _packed_as(head)
-        and not codecs.lookup(form.encoding).name.startswith(("utf-16", "utf-32"))
-    ):
-        hint = " It is Parquet, which from_parquet reads." if head.startswith(b"PAR1") else ""
-        raise ExampleLoadError(f"{path}: it can't be read as CSV: its first bytes are no text.{hint}")
     try:
         with form.opened(path, None) as reader:
             schema = reader.schema

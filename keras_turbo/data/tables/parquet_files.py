@@ -44,7 +44,7 @@ class TableFile:
 
     @functools.cached_property
     def stored_at(self) -> dict[str, int]:
-        """By column, the number of the first one stored of it. (Paths of parts can't be told from names with dots.)"""
+        """By column, the number of the first one stored of it: paths of parts can't be told from names with dots."""
         begins = itertools.accumulate((_num_stored(field.type) for field in self.schema), initial=0)
         return dict(zip(self.schema.names, begins, strict=False))
 
