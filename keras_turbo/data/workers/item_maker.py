@@ -157,16 +157,16 @@ def flatten(item: Any, *, is_batch: bool = False) -> tuple[Any, list[np.ndarray]
     while isinstance(item, tuple) and len(item) > 1 and item[-1] is None:
         item = item[:-1]
     leaves: list[np.ndarray] = []
+    return _structure(item, "item", leaves), leaves
 
-    def structure(part: Any, name: str) -> Any:
-        if isinstance(part, dict):
-            return {key: structure(part[key], f"{name}[{key!r}]") for key in sorted(part)}
-        if isinstance(part, tuple) or (isinstance(part, list) and part and all(map(_is_arrays, part))):
-            return tuple(structure(one, f"{name}[{index}]") for index, one in enumerate(part))
-        leaves.append(_array(part, name))
-        return ARRAY
 
-    return structure(item, "item"), leaves
+def _structure(part: Any, name: str, leaves: list[np.ndarray]) -> Any:
+    if isinstance(part, dict):
+        return {key: _structure(part[key], f"{name}[{key!r}]", leaves) for key in sorted(part)}
+    if isinstance(part, tuple) or (isinstance(part, list) and part and all(map(_is_arrays, part))):
+        return tuple(_structure(one, f"{name}[{index}]", leaves) for index, one in enumerate(part))
+    leaves.append(_array(part, name))
+    return ARRAY
 
 
 def _is_arrays(part: Any) -> bool:

@@ -78,11 +78,6 @@ class Workers:
         """Lets the tasks from now on be done by the user's object as it is now."""
         self._source = TransferredObject(self._work.source, self._work.name)
 
-    @property
-    def pids(self) -> list[int]:
-        """The processes that run."""
-        return [process.pid for process in self._processes.values() if not process.has_ended]
-
     def submit(self, task: tuple, what: str, only: int = 0) -> Future[Made]:
         """Hands a task of `ItemMaker` in, whose result is waited for then; raises WorkerError if no process starts.
 

@@ -58,10 +58,9 @@ class WorkerProcess:
                 # The GPU's memory belongs to the training, which wants cores, too.
                 env={"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2", **os.environ, "CUDA_VISIBLE_DEVICES": "-1"},
             )
-        self.pid = self._process.pid
         #: Whether it is gone.
         self.has_ended = False
-        self._title = f"{title} (process {self.pid})"
+        self._title = f"{title} (process {self._process.pid})"
         self._lock = threading.Lock()
         self._numbers = itertools.count()
         self._asked: dict[int, tuple[str, Future[Made]]] = {}
@@ -133,6 +132,8 @@ class WorkerProcess:
                 weakref.finalize(memory, self._released.append, number).atexit = False
                 buffers = [memory[begin:end] for begin, end in places]
             future.set_result(Made(pickle.loads(stream, buffers=buffers), failures, ended))
+        except EOFError:  # it was killed in between
+            raise
         except Exception as error:
             future.set_exception(WorkerError(f"There is no memory for {what}: {error}."))
         del self._asked[number]

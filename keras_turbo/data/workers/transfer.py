@@ -29,11 +29,14 @@ class TransferredObject(Pickled):
                 f"{name} can't be sent to worker processes: {error}. What holds files, locks, connections or running "
                 "generators must open them when they are first used. Or give workers=0, which runs it in this process."
             ) from error
+
+    @functools.cached_property
+    def digest(self) -> bytes:
+        """Changes when the object does."""
         hasher = hashlib.blake2b(self.stream, digest_size=16)
         for buffer in self.buffers:
             hasher.update(buffer)
-        #: Changes when the object does.
-        self.digest = hasher.digest()
+        return hasher.digest()
 
     @functools.cached_property
     def memory(self) -> Memory | None:
