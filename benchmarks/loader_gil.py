@@ -124,7 +124,8 @@ def main() -> None:
             print(f"{step:12} {time_of:12.0f} {held[step]:30.1f}")
         print(f"Threads that hold the lock all the time: {of_photo['all'] / held['all']:.0f}.")
         print(
-            f"Half of that: {of_photo['all'] / held['all'] / 2:.0f}. Cores that one process serves: {CORES_OF_A_PROCESS}."
+            f"Half of that: {of_photo['all'] / held['all'] / 2:.0f}. "
+            f"Cores that one process serves: {CORES_OF_A_PROCESS}."
         )
         cores = available_cores()
         for threads in sorted({1, 2, 4, cores, 2 * cores}):

@@ -93,7 +93,7 @@ class Functions:
         """Those of some settings; a PythonFunction is called by the source, if at all."""
         if isinstance(settings.map_fn, PythonFunction):
             raise TypeError(
-                "A PythonFunction as `map_fn` is for arrays. Call it in the PyDataset or the generator function itself; "
+                "A PythonFunction as `map_fn` is for arrays. Call it in the PyDataset or generator function itself; "
                 "for files, give it as `load_fn` of from_files."
             )
         return cls(

@@ -172,7 +172,7 @@ class FastDataset(Constructors):
         self._settings = settings
         if settings.element_spec is not None and source.processes is None:
             raise ValueError(
-                "`element_spec` is for data that Python code makes: a PyDataset, a generator function, a PythonFunction. "
+                "`element_spec` is for what Python code makes: a PyDataset, a generator function, a PythonFunction. "
                 "What other data is like is known. Leave it out."
             )
         settings = source.adapted(settings)
@@ -404,8 +404,15 @@ class FastDataset(Constructors):
 
     @property
     def is_ready(self) -> bool:
-        """Whether no epoch will load an example any more: all are in memory or in the store."""
-        return self._recipe is not None and self._recipe.is_ready
+        """Whether no epoch will load an example any more: all are in memory or in the store.
+
+        Of a store that another process has filled, each example is compared with its checksum when it is first read,
+        and loaded again if it is damaged.
+        """
+        recipe = self._recipe
+        return recipe is not None and (
+            recipe.is_ready or (recipe.store is not None and recipe.store.num_filled == len(recipe.store))
+        )
 
     @property
     def labels(self) -> Any:

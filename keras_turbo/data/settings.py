@@ -183,7 +183,7 @@ def _checked_spec(spec: Any) -> Any:
         return tuple(map(_checked_spec, spec))
     if not isinstance(spec, tf.TensorSpec) or spec.shape.rank is None:
         raise TypeError(
-            "`element_spec` must be a tf.TensorSpec, or a dict or tuple of them, each with a shape in which None stands "
+            "`element_spec` must be a tf.TensorSpec, or a dict or tuple of them, with shapes in which None stands "
             f"for sizes that differ. Received: {spec!r}."
         )
     return spec

@@ -18,7 +18,7 @@ from keras_turbo.data.records import index as index_module
 from keras_turbo.data.records.copies import compression_of, local_copies
 from keras_turbo.data.records.features import features_as_code, infer_features
 from keras_turbo.data.records.index import INDEX_FOLDER, record_offsets
-from keras_turbo.data.records.reader import RecordReader, interleaved
+from keras_turbo.data.records.reader import RecordReader
 from tests.data.record_files import example, flip_byte, offsets_of, truncate, write_records
 
 CACHE = "cache"

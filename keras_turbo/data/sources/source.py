@@ -47,7 +47,7 @@ class Source(abc.ABC):
     loads_together: bool = False
     #: The stateful random operations that a user's function loads examples with.
     random_ops: Sequence[str] = ()
-    #: How many of them a thread loads at a time otherwise: few, so that no thread waits long for the last ones of a batch.
+    #: How many of them a thread loads at a time otherwise: few, so that none waits long for the last ones of a batch.
     rows_a_job: int = 4
     #: How many threads load; None leaves it to the user's `workers`.
     most_threads: int | None = None
