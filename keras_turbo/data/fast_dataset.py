@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import os
 import random
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -340,10 +341,10 @@ class FastDataset(Constructors):
         settings = self._settings.with_seed(seed)
         self._assemble(self._source, settings, self.class_names, order, like=self, counter=self._counter)
 
-    def cause_of(self, error: Exception) -> Exception:
+    def take_cause_of(self, error: Exception) -> Exception:
         """What an epoch has raised, where TensorFlow's error is about that; else the error itself."""
-        cause = getattr(self._source, "error", None) if self._epochs is None else self._epochs.error
-        return cause if cause is not None and type(cause).__name__ in str(error) else error
+        sessions = getattr(self._source, "sessions", None) if self._epochs is None else self._epochs.sessions
+        return error if sessions is None else sessions.take_cause_of(error)
 
     # What it knows of its examples.
 
@@ -528,7 +529,9 @@ def _iterator_class() -> type:
             try:
                 return super().__next__()
             except tf.errors.OpError as error:
-                raise self._of.cause_of(error) from None
+                # TensorFlow's frames hold the error, which holds them, and so the dataset and its worker processes.
+                traceback.clear_frames(error.__traceback__)
+                raise self._of.take_cause_of(error) from None
 
     return FastIterator
 

@@ -244,7 +244,7 @@ def test_an_element_spec_that_can_not_be(spec):
 
 
 def test_an_element_spec_of_data_that_is_known():
-    with pytest.raises(ValueError, match="`element_spec` is for data that Python code makes"):
+    with pytest.raises(ValueError, match="`element_spec` is for what Python code makes"):
         FastDataset(np.zeros((3, 1)), element_spec=tf.TensorSpec([1], tf.float32))
 
 

@@ -41,9 +41,9 @@ class EpochDatasets:
         self._group = self._batches_a_call()
 
     @property
-    def error(self) -> Exception | None:
-        """What went wrong last in an epoch."""
-        return self._grouped.error
+    def sessions(self) -> Sessions:
+        """Those that are open."""
+        return self._grouped
 
     def batches(self) -> VariantDataset:
         """The elements of epochs one by one."""

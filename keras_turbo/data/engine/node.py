@@ -87,8 +87,7 @@ class Sessions:
         self._open: dict[int, Session] = {}
         self._numbers = itertools.count()
         self._lock = threading.Lock()
-        #: What a session has raised last, as it was raised.
-        self.error: Exception | None = None
+        self._error: Exception | None = None
 
     def dataset(self, inputs: Sequence[tf.Tensor], specs: Sequence[tf.TensorSpec]) -> tf.data.Dataset:
         """Graph code: a dataset of the elements of a session, tuples of tensors, a new session for each iterator.
@@ -160,8 +159,19 @@ class Sessions:
         except StopIteration:
             raise
         except Exception as error:
-            self.error = error
+            self._error = error
             raise
+
+    def take_cause_of(self, error: Exception) -> Exception:
+        """What a session has raised last, where TensorFlow's error is about that; else the error itself.
+
+        It is not kept: it holds the frames that it came through, which hold whoever asked for an element.
+        """
+        cause = self._error
+        if cause is None or type(cause).__name__ not in str(error):
+            return error
+        self._error = None
+        return cause
 
 
 @functools.cache

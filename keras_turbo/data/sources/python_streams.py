@@ -38,12 +38,7 @@ class PythonStream(MadeInPython, Stream):
         self.element_spec = work.form.elements.spec
         self._group = group
         self._seed = 0
-        self._sessions = Sessions(lambda epoch, skipped: _Session(self._given(epoch, skipped)))
-
-    @property
-    def error(self) -> Exception | None:
-        """What went wrong last."""
-        return self._sessions.error
+        self.sessions = Sessions(lambda epoch, skipped: _Session(self._given(epoch, skipped)))
 
     def adapted(self, settings: Settings) -> Settings:
         # Workers are processes here, which are not many calls at a time of what TensorFlow does afterwards.
@@ -58,7 +53,7 @@ class PythonStream(MadeInPython, Stream):
         skipped = num_skipped if can_skip else tf.zeros_like(num_skipped)
         front = [] if self._group is None else [None]
         specs = [tf.TensorSpec([*front, *leaf.shape], leaf.dtype) for leaf in self.work.form.elements.leaves]
-        given = self._sessions.dataset([epoch, skipped], specs)
+        given = self.sessions.dataset([epoch, skipped], specs)
         given = given if self._group is None else unbatched(given)
         elements: tf.data.Dataset = VariantDataset(
             tf.data.experimental.to_variant(given), self.element_spec, [given], holds=given
