@@ -1,0 +1,110 @@
+"""Creates, before the first step of `fit`, what the first step creates: variables of models, optimizers and metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_turbo.fit import keras_internals
+from keras_turbo.fit.training_state import find_state
+
+
+def trains_as_keras_does(model: Any) -> bool:
+    """Whether a step is Keras' own: it calls the model and updates its weights by `model.optimizer`."""
+    return type(model).train_step is keras.Model.train_step and "train_step" not in vars(model)
+
+
+def build_optimizer(model: keras.Model) -> None:
+    """Creates the variables of `model.optimizer`. Does nothing if they exist.
+
+    Args:
+        model: a built model, compiled or not.
+    """
+    # A model that was never compiled has no such attribute.
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None and not optimizer.built:
+        with model.distribute_strategy.scope():
+            optimizer.build(model.trainable_variables)
+
+
+def build_metrics(model: keras.Model, batch_spec: Any) -> bool:
+    """Creates the model, if it is not built, and its metrics. Nothing is computed.
+
+    Args:
+        model: a compiled model.
+        batch_spec: structure of `tf.TensorSpec`s of a batch as `fit` gets it; None where it is not known.
+
+    Returns:
+        Whether they exist.
+    """
+    if batch_spec is None:
+        return False
+    try:
+        build_layers(model, batch_spec)
+        keras_internals.build_metrics(model, batch_spec)
+    except Exception:
+        # Somebody's loss or metric may not like symbolic tensors. `fit` gives it none, and builds it at the first step.
+        return False
+    return True
+
+
+def build_layers(model: keras.Model, batch_spec: Any) -> None:
+    """Creates the variables of a model that is called: it is, with symbolic tensors. Does nothing if it is built."""
+    if not model.built:
+        with model.distribute_strategy.scope():
+            x, _, _ = keras.utils.unpack_x_y_sample_weight(batch_spec)
+            model(tf.nest.map_structure(lambda one: keras.KerasTensor(one.shape, one.dtype.name), x))
+
+
+def build_for(model: Any, batch_spec: Any, paths: Iterable[str]) -> None:
+    """Creates what a state with these paths needs, as far as it does not exist.
+
+    First in the ways that Keras has. What is missing then is created by the model's own train step, as it is traced
+    for a batch and not run: the layers of models without `call`, and any number of optimizers.
+
+    Args:
+        model: a compiled model.
+        batch_spec: structure of `tf.TensorSpec`s of a batch; None where it is not known.
+        paths: of a state's weights.
+
+    Raises:
+        ValueError: it can't be created; with what the user can do.
+    """
+    paths = set(paths)
+    if _has(model, paths):
+        return
+    reason = "the data don't tell the shapes of a batch before one is read"
+    if batch_spec is not None:
+        try:
+            if trains_as_keras_does(model):
+                build_layers(model, batch_spec)
+            else:
+                _trace(model, batch_spec)
+        except Exception as error:  # whatever a user's model raises
+            reason = f"its train step can't be traced before the first batch ({type(error).__name__}: {error})"
+    if model.built and trains_as_keras_does(model):
+        build_optimizer(model)
+    if not _has(model, paths) and not (model.built and trains_as_keras_does(model)):
+        raise ValueError(
+            f"The model {model.name!r} isn't built, so that no checkpoint can be restored into it: {reason}. Create "
+            "its variables before fit: call each model in it once on a batch, or `model.build(input_shape)`, and each "
+            "optimizer's `build(variables)`."
+        )
+
+
+def _has(model: Any, paths: set[str]) -> bool:
+    try:
+        return paths <= find_state(model).weights.keys()
+    except ValueError:
+        return False
+
+
+def _trace(model: Any, batch_spec: Any) -> None:
+    def step(data: Any) -> Any:
+        return model.distribute_strategy.run(model.train_step, args=(data,))
+
+    function: Any = tf.function(step, autograph=False)
+    function.get_concrete_function(batch_spec)
