@@ -10,8 +10,8 @@ from typing import IO, Any
 from keras_turbo.auditing.parts import StepParts
 from keras_turbo.auditing.remedies.remedy import Remedy
 from keras_turbo.auditing.utilization import Utilization
-from keras_turbo.callbacks.verdict import Verdict
 from keras_turbo.data.report import PipelineReport
+from keras_turbo.monitor.verdict import Verdict
 
 _BAR_WIDTH = 60
 # What no remedy that is tried here could gain from: what to do is told with the verdict.

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_turbo.checkpoint.checksums import Checksum
-from keras_turbo.checkpoint.training_state import FileRecord
+from keras_turbo.checkpoint.layout import FileRecord
 from keras_turbo.storage.retrying import TRANSIENT_READING, retried
 
 # One turn of checksum, rate limit and write: what was just read for the checksum is still in the processor's cache when

@@ -12,8 +12,8 @@ from typing import Any
 import tensorflow as tf
 
 from keras_turbo.checkpoint.checksums import Checksum
+from keras_turbo.checkpoint.layout import FileRecord
 from keras_turbo.checkpoint.local_files import in_chunks
-from keras_turbo.checkpoint.training_state import FileRecord
 from keras_turbo.storage import remote
 from keras_turbo.storage.remote import retried_on, system_errors
 

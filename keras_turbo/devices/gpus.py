@@ -1,4 +1,4 @@
-"""What is told of a GPU: which one it is, and its figures at one moment."""
+"""Which GPU one is."""
 
 from __future__ import annotations
 
@@ -40,56 +40,3 @@ class Gpu:
     def hardware(self) -> hardware.Gpu:
         """What it can do."""
         return hardware.gpu_from_details({"device_name": self.name, "compute_capability": self.compute_capability})
-
-
-@dataclass(frozen=True)
-class GpuCounters:
-    """The figures of one GPU at one moment. A figure that does not exist is None, never 0.
-
-    Memory is that of the whole GPU, of all processes. TensorFlow takes nearly all of it at its start unless it is told
-    to grow; what a model needs is in `tf.config.experimental.get_memory_info`. MB are of 2**20 bytes.
-
-    Attributes:
-        gpu: which one.
-        utilization_percent: how much of the driver's last period (1/6 to 1 s) some kernel ran on the GPU. A MIG
-            instance has none.
-        memory_used_mb: without what the driver reserves for itself, where it tells them apart.
-        memory_total_mb: of the GPU, or of the MIG instance.
-        power_watts: drawn now (on Ampere and later: the mean of the last second). A MIG instance has none of its own.
-        power_limit_watts: above which the driver lowers the clocks.
-        energy_joules: since the driver was loaded: only differences mean something.
-        temperature_celsius: of the chip.
-        sm_clock_mhz: of the multiprocessors now.
-        max_sm_clock_mhz: the highest they can have.
-        throttle_reasons: why the clocks are below their highest: "heat", "power", "power_brake" (the machine's power
-            supply asks for it), "hardware_slowdown", "clock_limit" (somebody set one), "sync_boost", "display". Empty
-            where nothing holds them down; that nothing runs is no such reason.
-        pcie_read_mb_per_s: what the GPU reads from the host. Before Hopper a query of it takes 20 ms, so that it is
-            asked of one GPU in each reading, and is None for the others.
-        pcie_write_mb_per_s: what it writes to the host.
-        nvlink_links_active: NVLink connections that are up. None where the GPU has no NVLink.
-        nvlink_read_mb_per_s: over all links, since the reading before.
-        nvlink_write_mb_per_s: over all links.
-        sm_activity_percent: the mean share of multiprocessors that were busy since the reading before (GPM: Hopper and
-            later).
-        tensor_activity_percent: how much of that time the Tensor Cores were at work (GPM).
-    """
-
-    gpu: Gpu
-    utilization_percent: float | None = None
-    memory_used_mb: float | None = None
-    memory_total_mb: float | None = None
-    power_watts: float | None = None
-    power_limit_watts: float | None = None
-    energy_joules: float | None = None
-    temperature_celsius: float | None = None
-    sm_clock_mhz: float | None = None
-    max_sm_clock_mhz: float | None = None
-    throttle_reasons: tuple[str, ...] | None = None
-    pcie_read_mb_per_s: float | None = None
-    pcie_write_mb_per_s: float | None = None
-    nvlink_links_active: int | None = None
-    nvlink_read_mb_per_s: float | None = None
-    nvlink_write_mb_per_s: float | None = None
-    sm_activity_percent: float | None = None
-    tensor_activity_percent: float | None = None

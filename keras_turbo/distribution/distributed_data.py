@@ -13,7 +13,7 @@ import tensorflow as tf
 # There is no public name for what `tf.data.experimental.service.distribute` makes of a dataset.
 from tensorflow.python.data.experimental.ops import data_service_ops  # pyright: ignore[reportMissingImports]
 
-from keras_turbo.distribution.agreement import gathered, num_workers
+from keras_turbo.fit.workers import gathered, num_workers
 
 _logger = logging.getLogger(__name__)
 

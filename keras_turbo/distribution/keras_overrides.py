@@ -26,6 +26,7 @@ from keras_turbo.distribution import keras_internals
 from keras_turbo.distribution.distributed_data import positions_kept
 from keras_turbo.distribution.seeds import share_random_state
 from keras_turbo.distribution.train_functions import StepFunction, predict_step, settle
+from keras_turbo.fit.train_function import replace_makers
 
 _lock = threading.RLock()
 
@@ -63,12 +64,9 @@ def adopt(model: keras.Model) -> None:
     Args:
         model: made under one of `keras_turbo.distribution.strategies`.
     """
-    for name, make in _MAKERS.items():
-        if getattr(type(model), name) is getattr(keras.Model, name):
-            # Past Keras' __setattr__, which would keep account of it as a part of the model.
-            object.__setattr__(model, name, functools.partial(make, model))
-    object.__setattr__(model, "predict_step", functools.partial(_predict_step, model))
-    model.train_function = model.test_function = model.predict_function = None
+    kept = [name for name in _MAKERS if getattr(type(model), name) is getattr(keras.Model, name)]
+    makers = {name: functools.partial(_MAKERS[name], model) for name in kept}
+    replace_makers(model, {**makers, "predict_step": functools.partial(_predict_step, model)})
 
 
 def _make_train_function(model: keras.Model, force: bool = False) -> Any:

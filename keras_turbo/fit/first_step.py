@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from keras_turbo.fit import keras_internals
-from keras_turbo.fit.training_state import find_state
+from keras_turbo.fit.training_state import NotBuiltError, find_state
 
 
 def trains_as_keras_does(model: Any) -> bool:
@@ -98,7 +98,7 @@ def build_for(model: Any, batch_spec: Any, paths: Iterable[str]) -> None:
 def _has(model: Any, paths: set[str]) -> bool:
     try:
         return paths <= find_state(model).weights.keys()
-    except ValueError:
+    except NotBuiltError:
         return False
 
 

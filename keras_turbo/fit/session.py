@@ -65,6 +65,7 @@ class FitSession:
         self._at_end: list[Callable[[], None]] = []
         self._batches_of_iterator: int | None = None
         self._awaits_call = False
+        self._on_tensorflow = keras.config.backend() == "tensorflow"
         self._hidden: dict[str, float] = {}
         self._untimed: set[int] = set()
         self._thread, self._frame_id = threading.get_ident(), id(frame)
@@ -120,7 +121,7 @@ class FitSession:
     def measure_times(self) -> FitTimes:
         """Times this `fit` from now on, if nobody does so yet."""
         if self.times is None:
-            times = self.times = FitTimes(keras.config.backend() != "tensorflow")
+            times = self.times = FitTimes(fetches_in_python=not self._on_tensorflow)
             self.wrap(Place.TIMING, lambda run, data: times.run(own_train_function(self.model), run, data))
         return self.times
 
@@ -205,7 +206,8 @@ class FitSession:
     def _execute(self, run: Run, iterator: Any) -> Any:
         """One execution of the train function, with all that is wrapped around it."""
         self._awaits_call = False
-        if iterator is not self.iterator:
+        # On other backends each execution is given its batches in a new one.
+        if self._on_tensorflow and iterator is not self.iterator:
             self.iterator, self.given = iterator, 0
             self._batches_of_iterator = self.call.batches_of_iterator
         own = own_train_function(self.model)
@@ -221,7 +223,8 @@ class FitSession:
             raise
         if self.model.train_function.calls != calls:
             self.executions += 1
-            self._count(getattr(own, "steps_of_last_call", None))
+            batches = len(iterator) if isinstance(iterator, list) else None
+            self._count(getattr(own, "steps_of_last_call", batches))
             self.logs = logs
         return logs
 
@@ -241,11 +244,14 @@ class FitSession:
         if times is not None:
             times.hook_begins(hook)
         try:
-            for callback in callbacks:
-                begin = time.perf_counter()
-                yield callback
-                if times is not None and id(callback) not in self._untimed:
-                    times.callback_took(callback, time.perf_counter() - begin)
+            if times is None:
+                yield from callbacks
+            else:
+                for callback in callbacks:
+                    begin = time.perf_counter()
+                    yield callback
+                    if id(callback) not in self._untimed:
+                        times.callback_took(callback, time.perf_counter() - begin)
             is_through = True
         finally:
             if times is not None:

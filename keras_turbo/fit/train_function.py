@@ -100,7 +100,7 @@ def replace_makers(model: Any, makers: dict[str, Callable[..., Any]]) -> None:
     Args:
         model: any model. Nothing of it is saved with the model.
         makers: "make_train_function" and the like, to what is called in its place: takes `force`, and sets
-            `model.train_function` and the like.
+            `model.train_function` and the like. Also other methods that take part in a step.
     """
     for name, make in makers.items():
         # Past Keras' __setattr__, which would keep account of it as a part of the model.

@@ -19,16 +19,19 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_turbo.fit import keras_internals
 from keras_turbo.fit.keras_internals import Owner, global_seed_generator, walk_owners
 
 # Where in `extra` metrics are: what an epoch has summed up so far. The rest of `extra` belongs to the model.
 METRICS = "metrics/"
 # Where in `extra` the files of preprocessing layers are (vocabularies), as bytes.
 _ASSETS = "assets/"
-_GLOBAL_SEED = "global_seed_generator/state"
+GLOBAL_SEED = "global_seed_generator/state"
 # So many differences are listed in an error; the rest is counted.
 _LISTED = 20
+
+
+class NotBuiltError(ValueError):
+    """The variables of a model don't exist yet."""
 
 
 @dataclass(frozen=True)
@@ -87,11 +90,11 @@ def find_state(model: keras.Model) -> ModelState:
         The state. It refers to the variables themselves, so it shows their values of any later moment.
 
     Raises:
-        ValueError: the model isn't built, and holds nothing that is.
+        NotBuiltError: the model isn't built, and holds nothing that is. It is a ValueError.
     """
     owners = walk_owners(model)
     if not model.built and not any(_is_built_part(owner) for owner in owners[1:]):
-        raise ValueError(
+        raise NotBuiltError(
             f"The model {model.name!r} isn't built: its variables don't exist yet, so there is no state to take or to "
             "restore. Call it once on a batch, call `model.build(input_shape)`, or begin it with `keras.Input(shape)`."
         )
@@ -120,7 +123,7 @@ def find_state(model: keras.Model) -> ModelState:
                 add(f"{owner.prefix}state/{index}", variable)
     generator = global_seed_generator(create=False)
     if generator is not None:
-        add(_GLOBAL_SEED, generator.state)
+        add(GLOBAL_SEED, generator.state)
     for path, variable in _held_variables(model):
         add(f"variables/{path}", variable)
     for owner in owners:
@@ -131,65 +134,41 @@ def find_state(model: keras.Model) -> ModelState:
     return ModelState(weights, extra, named, tuple(computing))
 
 
-def optimizers_of(model: Any) -> list[keras.optimizers.Optimizer]:
-    """The optimizers that a model holds itself: as attributes, or in lists and dicts; not those of models in it."""
-    found: dict[int, Any] = {}
-    waiting = list(vars(model).values())
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, keras.optimizers.Optimizer):
-            found[id(value)] = value
-        elif isinstance(value, (list, tuple, set)):
-            waiting += list(value)
-        elif isinstance(value, dict):
-            waiting += list(value.values())
-    return list(found.values())
+class KeptValues:
+    """The values of variables at one moment, on the host, each once."""
 
+    def __init__(self, variables: Iterable[Any]) -> None:
+        unique = {id(variable): variable for variable in variables}.values()
+        self._values = [(variable, variable.numpy()) for variable in unique]
 
-def training_steps(model: Any, *, batches: int) -> int:
-    """How many steps a model has trained, by which checkpoints and figures are counted.
-
-    A model with one optimizer counts its updates of the weights: fewer than batches where some were skipped or
-    accumulated. One with several, of which each may train at another pace, and one without any count batches.
-
-    Args:
-        model: the model.
-        batches: trained on, in earlier runs too.
-    """
-    optimizers = optimizers_of(model)
-    return int(number(optimizers[0].iterations)) if len(optimizers) == 1 else batches
-
-
-def number(variable: Any) -> Any:
-    """The value of a scalar variable or tensor of any backend, also of one that is on several replicas."""
-    value: Any = keras.ops.convert_to_tensor(variable)
-    if keras.config.backend() == "tensorflow":
-        # Read first: NumPy 2 warns of a variable that is to become an array by itself.
-        value = tf.convert_to_tensor(value)
-    return np.asarray(keras.ops.convert_to_numpy(value)).item()
+    def restore(self) -> None:
+        """Puts them back, as often as one likes."""
+        for variable, value in self._values:
+            variable.assign(value)
 
 
 class KeptState:
-    """The values of variables at one moment, on the host, with what `fit` leaves on a model beside them.
+    """The training state of a model at one moment, on the host, with what `fit` leaves on a model beside it.
 
     That is `history` and `stop_training`, and the states of Python's and NumPy's random numbers.
 
     Args:
         model: any model.
         others: further variables that its steps change, whoever holds them: a loss, a global counter.
+
+    Raises:
+        NotBuiltError: as `find_state`.
     """
 
     def __init__(self, model: Any, others: Iterable[tf.Variable] = ()) -> None:
         self._model = model
-        variables = {id(variable): variable for variable in [*find_state(model).variables, *others]}
-        self._values = [(variable, variable.numpy()) for variable in variables.values()]
+        self._values = KeptValues([*find_state(model).variables, *others])
         self._attributes = {name: vars(model)[name] for name in ("history", "stop_training") if name in vars(model)}
         self._random = (random.getstate(), np.random.get_state())  # noqa: NPY002 (the global state is the legacy one)
 
     def restore(self) -> None:
         """Puts it back, as often as one likes."""
-        for variable, value in self._values:
-            variable.assign(value)
+        self._values.restore()
         for name in ("history", "stop_training"):
             vars(self._model).pop(name, None)
         vars(self._model).update(self._attributes)
@@ -226,16 +205,16 @@ def assign_state(
         ValueError: the model isn't built, or differs from the one that the state is of: the message lists the paths,
             shapes and dtypes that differ. Or a vocabulary differs.
     """
-    if extra is not None and _GLOBAL_SEED in extra:
+    if extra is not None and GLOBAL_SEED in extra:
         global_seed_generator(create=True)
     state = find_state(model)
     own_extra = {path: value for path, value in state.extra.items() if not path.startswith(METRICS)}
     given_extra = {path: value for path, value in (extra or {}).items() if not path.startswith(METRICS)}
     if extra is None:
         own_extra = {}
-    elif _GLOBAL_SEED not in extra:
+    elif GLOBAL_SEED not in extra:
         # It came into being later, or by somebody else: nothing of this model.
-        own_extra.pop(_GLOBAL_SEED, None)
+        own_extra.pop(GLOBAL_SEED, None)
 
     problems, unassigned = _differences(state.weights, weights, partial)
     more_problems, more_unassigned = _differences(own_extra, given_extra, partial)
