@@ -25,7 +25,6 @@ from keras_turbo.checkpoint.layout import (
     EXTRA,
     LOCK,
     MARKER,
-    OWNER,
     SHARDED_WEIGHTS,
     SHARE,
     SHARING,
@@ -113,8 +112,8 @@ class DirectoryLock:
         return self
 
     def _acquire_local(self) -> None:
-        # Of its own and for all threads: it is released by whichever thread ends the run.
-        lock = filelock.FileLock(self._path, blocking=False, thread_local=False)
+        # Of its own and for all threads: it is released by whichever thread ends the run. It follows no link.
+        lock = filelock.FileLock(self._path, blocking=False, thread_local=False, on_acquired=self._describe)
         try:
             lock.acquire()
             self._lock = lock
@@ -126,9 +125,6 @@ class DirectoryLock:
             if error.errno not in _NO_LOCKS:
                 raise OSError(error.errno, error.strerror, self._path) from error
             self._warn_of_no_locks()
-        # A full disk is for the first save to meet: it has a way to tell.
-        with contextlib.suppress(OSError):
-            self._tell_owner()
 
     def _warn_of_no_locks(self) -> None:
         warnings.warn(
@@ -185,23 +181,21 @@ class DirectoryLock:
                 with contextlib.suppress(OSError):
                     self._location.files.remove_file(self._path)
 
+    def _describe(self, file: int) -> None:
+        """Writes into an open lock who has it. A full disk is for the first save to meet: it has a way to tell."""
+        with contextlib.suppress(OSError):
+            os.ftruncate(file, 0)
+            os.pwrite(file, _this_process(), 0)
+
     def _tell_owner(self) -> None:
-        owner = {"host": socket.gethostname(), "pid": os.getpid(), "time": time.time()}
-        files = self._location.files
-        if files.renames:
-            # What is there may be a link, by which something else would be written.
-            files.remove_file(self._location.child(OWNER))
-        files.write(self._owner_path(), [memoryview(json.dumps(owner).encode())])
+        self._location.files.write(self._path, [memoryview(_this_process())])
 
     def _owner(self) -> dict[str, Any]:
         try:
-            owner = json.loads(self._location.files.read(self._owner_path()))
+            owner = json.loads(self._location.files.read(self._path))
         except (OSError, ValueError, RecursionError):
             return {}
         return owner if isinstance(owner, dict) else {}
-
-    def _owner_path(self) -> str:
-        return self._location.child(OWNER) if self._location.files.renames else self._path
 
     def __enter__(self) -> DirectoryLock:
         return self if self._pid == os.getpid() else self.acquire()
@@ -223,7 +217,7 @@ def locked(location: Location) -> Iterator[None]:
 
 
 def identity_of(location: Location) -> Any:
-    """What a directory is, by whatever path one comes to it: device and inode, or its address; None if it is missing."""
+    """What a directory is, by whatever path one comes to it: device and inode, or its address; None if missing."""
     if not location.files.renames:
         return location.path
     try:
@@ -237,6 +231,10 @@ def _holder(location: Location) -> DirectoryLock | None:
     """Who holds a lock in this process. A forked child inherits what says so, and not the lock."""
     lock = _held.get(identity_of(location))
     return lock if lock is not None and lock._pid == os.getpid() else None
+
+
+def _this_process() -> bytes:
+    return json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "time": time.time()}).encode()
 
 
 def _in_use(location: Location, owner: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""What a checkpoint consists of: the names of its files, and `training_state.json`, which holds all that isn't arrays."""
+"""What a checkpoint consists of: the names of its files, and `training_state.json`, for all that isn't arrays."""
 
 from __future__ import annotations
 
@@ -31,8 +31,6 @@ WRITING = ".writing-"
 SHARING = ".sharing-"
 DELETED = ".deleted-"
 LOCK = ".lock"
-# Who has the lock, for who does not get it: what is in the lock itself is filelock's own matter.
-OWNER = ".lock-owner"
 
 # Where in the extra arrays those of other callbacks are (EarlyStopping's best weights): no part of the model.
 CALLBACKS = "callbacks/"

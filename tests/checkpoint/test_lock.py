@@ -9,8 +9,7 @@ import os
 
 import pytest
 
-from keras_turbo.checkpoint.directory import claim
-from keras_turbo.checkpoint.lock import DirectoryInUseError, DirectoryLock
+from keras_turbo.checkpoint.directory import DirectoryInUseError, DirectoryLock, claim
 from tests.checkpoint.forked import forking
 from tests.checkpoint.saved import save
 
@@ -48,7 +47,7 @@ def test_a_file_system_without_locks_warns(tmp_path, monkeypatch):
     def no_locks(*arguments):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(fcntl, "lockf", no_locks)
+    monkeypatch.setattr(fcntl, "flock", no_locks)
     with pytest.warns(UserWarning, match="file system without locks"), DirectoryLock(tmp_path):
         pass
 

@@ -7,11 +7,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras_turbo.checkpoint.structure_watch import StructureWatch
 
 from keras_turbo.checkpoint import keras_layout
-from keras_turbo.checkpoint.first_step import build_metrics, build_optimizer
-from keras_turbo.checkpoint.model_state import assign_metrics, assign_state, collect_state, raw
-from keras_turbo.checkpoint.structure_watch import StructureWatch
+from keras_turbo.fit.first_step import build_metrics, build_optimizer
+from keras_turbo.fit.training_state import assign_metrics, assign_state, find_state, raw
 from tests.checkpoint.models import (
     CLASSES,
     FEATURES,
@@ -58,10 +58,7 @@ def test_nothing_that_training_changes_is_left_out(kind):
     model = kind()
     train(model)
     known = {
-        id(raw(each))
-        for part in vars(collect_state(model)).values()
-        if isinstance(part, dict)
-        for each in part.values()
+        id(raw(each)) for part in vars(find_state(model)).values() if isinstance(part, dict) for each in part.values()
     }
     held = [each for each in tf.train.TrackableView(model).descendants() if isinstance(each, tf.Variable)]
     assert [each.name for each in [*held, *map(raw, model.variables)] if id(each) not in known] == []
@@ -148,7 +145,7 @@ def test_values_that_a_layer_computes_are_computed_anew(tmp_path):
     for each in (*model.layers, *fresh.layers):
         each.quantize("int8")
     model.layers[0].enable_lora(2)
-    state = collect_state(model)
+    state = find_state(model)
     before = state.refresh().weights["layers/dense/vars/0"].copy()
     model.layers[0].lora_kernel_b.assign(np.ones(model.layers[0].lora_kernel_b.shape))
     after = state.refresh().weights["layers/dense/vars/0"]
@@ -161,7 +158,7 @@ def test_values_that_a_layer_computes_are_computed_anew(tmp_path):
 
 def test_an_unbuilt_model_is_refused():
     model = compiled(keras.Sequential([L.Dense(3, name="mine")], name="unbuilt"))
-    for use in (collect_state, lambda model: assign_state(model, {}), lambda model: build_metrics(model, None)):
+    for use in (find_state, lambda model: assign_state(model, {}), lambda model: build_metrics(model, None)):
         with pytest.raises(ValueError, match=r"'unbuilt' isn't built.*keras\.Input"):
             use(model)
 
@@ -326,7 +323,7 @@ def test_another_version_of_keras_is_named(broken, monkeypatch):
 
     monkeypatch.delattr(saving_lib, broken)
     with pytest.raises(RuntimeError, match=f"Keras {keras.__version__} does not save models"):
-        collect_state(dense())
+        find_state(dense())
 
 
 def test_a_walk_with_other_names_is_noticed(monkeypatch):
@@ -337,7 +334,7 @@ def test_a_walk_with_other_names_is_noticed(monkeypatch):
 
     monkeypatch.setattr(saving_lib, "_save_state", renamed)
     with pytest.raises(RuntimeError, match="does not save models"):
-        collect_state(dense())
+        find_state(dense())
 
 
 def test_shared_layers_are_there_once():

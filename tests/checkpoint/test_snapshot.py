@@ -12,9 +12,9 @@ import pytest
 import tensorflow as tf
 
 from keras_turbo.checkpoint import buffers, host_copy
-from keras_turbo.checkpoint.first_step import build_metrics
-from keras_turbo.checkpoint.model_state import assign_state
 from keras_turbo.checkpoint.snapshot import Snapshots
+from keras_turbo.fit.first_step import build_metrics
+from keras_turbo.fit.training_state import assign_state
 from tests.checkpoint.models import (
     KINDS,
     L,

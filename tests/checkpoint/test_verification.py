@@ -14,8 +14,8 @@ import pytest
 from keras_turbo.checkpoint import latest, restore, verify
 from keras_turbo.checkpoint.checksums import checksum_of
 from keras_turbo.checkpoint.local_files import LocalFiles
-from keras_turbo.checkpoint.pruning import Pruner
-from keras_turbo.checkpoint.restoring import read_checkpoint
+from keras_turbo.checkpoint.reading import read_checkpoint
+from keras_turbo.checkpoint.retention import Pruner
 from keras_turbo.storage import retrying
 from tests.checkpoint.saved import flip_bit, make_state, save
 

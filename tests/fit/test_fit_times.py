@@ -1,12 +1,11 @@
 import keras
 import pytest
-
 from keras_turbo.callbacks.callback_times import CallbackTimes
-from keras_turbo.callbacks.epoch_figures import figures_for_logs, step_figures, steps_in, total_seconds
 from keras_turbo.callbacks.fit_times import FitTimes
-from keras_turbo.callbacks.hardware_figures import HardwareFigures
-from keras_turbo.data.input_wait import Waits
-from tests.callbacks.samples import counters, sample
+
+from keras_turbo.fit.input_wait import Waits
+from keras_turbo.monitor.figures import HardwareFigures, figures_for_logs, step_figures, steps_in, total_seconds
+from tests.checkpoint.samples import counters, sample
 
 
 class Fit:

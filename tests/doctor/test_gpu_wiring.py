@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pynvml
 
-from keras_turbo.devices.gpu_wiring import Driver, PcieLink, read_driver
-from tests.devices.fake_nvml import FakeGpu, FakeMig, FakeNvml, gpus, use
+from keras_turbo.doctor.gpu_wiring import Driver, PcieLink, read_driver
+from tests.monitor.fake_nvml import FakeGpu, FakeMig, FakeNvml, gpus, use
 
 
 def test_four_gpus_of_which_two_are_linked(monkeypatch):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 # Only what can be imported before the process is forked: nothing is run here, which would start TensorFlow's threads.
-PRELOADED = ["tests.callbacks.killed_run", "keras_turbo", "tests.callbacks.training_runs"]
+PRELOADED = ["tests.checkpoint.killed_run", "keras_turbo", "tests.callbacks.training_runs"]
 
 
 def forkserver() -> Any:
@@ -38,7 +38,7 @@ def train(name: str, directory: Path, result: Path, options: dict[str, Any], sec
     import numpy as np
 
     from keras_turbo import AsyncCheckpoint
-    from tests.callbacks.training_runs import fit, make, outcome
+    from tests.checkpoint.training_runs import fit, make, outcome
 
     moment = None if seconds is None else random.Random(seed).uniform(0, seconds)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_turbo.callbacks.figures_over_workers import GATHERED, over_workers, worker_of
+from keras_turbo.monitor.figures import GATHERED, over_workers, worker_of
 
 NAN = float("nan")
 
@@ -51,7 +51,7 @@ def test_the_place_among_workers(cluster, task, expected):
 WORKER = """
     import json, sys
     import tensorflow as tf
-    from keras_turbo.callbacks.figures_over_workers import gather_over_workers, over_workers, worker_of
+    from keras_turbo.monitor.figures import gather_over_workers, over_workers, worker_of
 
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     index, number = worker_of(strategy)

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from keras_turbo.devices.time_limit import answer_within
+from keras_turbo.monitor.time_limit import answer_within
 
 
 def test_an_answer():

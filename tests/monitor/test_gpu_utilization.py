@@ -12,13 +12,13 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-
-from keras_turbo import FastDataset, GpuUtilization, distribute, tune
 from keras_turbo.callbacks import fit_monitor, gpu_utilization
 from keras_turbo.callbacks.train_function import InterceptedTrainFunction
+
+from keras_turbo import FastDataset, GpuUtilization, distribute, tune
 from keras_turbo.execution.installation import apply_setting
 from keras_turbo.execution.setting import ExecutionSetting
-from tests.callbacks.samples import FakeSubscription, counters, sample, subscribing
+from tests.monitor.samples import FakeSubscription, counters, sample, subscribing
 
 # Without a GPU a warning says so, once for each callback.
 pytestmark = pytest.mark.filterwarnings("ignore:GpuUtilization gives no figures of GPUs")

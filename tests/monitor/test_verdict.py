@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from keras_turbo.callbacks.verdict import StepFigures, judge
+from keras_turbo.monitor.verdict import StepFigures, judge
 
 # Ten milliseconds in which everything is known and nothing takes time but the computation.
 IDEAL = StepFigures(step_ms=10.0, input_wait_ms=0.0, dispatch_ms=0.0)

@@ -8,11 +8,12 @@ import types
 
 import pynvml
 import pytest
+from keras_turbo.devices.nvml import NvmlSession, nvml_problem, pci_bus_id, read_gpu, visible_gpus
 
 from keras_turbo.devices import gpu_reader, nvml
-from keras_turbo.devices.gpus import Gpu, GpuCounters
-from keras_turbo.devices.nvml import NvmlSession, nvml_problem, pci_bus_id, read_gpu, visible_gpus
-from tests.devices.fake_nvml import FakeGpu, FakeMig, FakeNvml, gpus, use
+from keras_turbo.devices.gpus import Gpu
+from keras_turbo.monitor.counters import GpuCounters
+from tests.monitor.fake_nvml import FakeGpu, FakeMig, FakeNvml, gpus, use
 
 ALWAYS = ("gpu", "throttle_reasons")
 

@@ -11,7 +11,7 @@ import keras
 import pytest
 
 from keras_turbo import AsyncCheckpoint
-from tests.callbacks.training_runs import RUNS, assert_same_outcome, fit, make, outcome
+from tests.checkpoint.training_runs import RUNS, assert_same_outcome, fit, make, outcome
 
 
 class BrokenOffError(Exception):

@@ -1,9 +1,9 @@
 import pytest
 import tensorflow as tf
-
 from keras_turbo.callbacks import input_waits
 from keras_turbo.callbacks.input_waits import FitInputWaits
-from keras_turbo.data.input_wait import Waits
+
+from keras_turbo.fit.input_wait import Waits
 
 SHORT, LONG = 0.001, 0.020
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from keras_turbo.devices.cpu import CpuCounters
-from keras_turbo.devices.gpus import Gpu, GpuCounters
-from keras_turbo.devices.sampler import Sample
+from keras_turbo.devices.gpus import Gpu
+from keras_turbo.monitor.counters import GpuCounters
+from keras_turbo.monitor.sampler import Sample
 
 
 def gpu(index: int = 0) -> Gpu:

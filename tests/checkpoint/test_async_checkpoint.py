@@ -21,14 +21,13 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras_turbo.callbacks.model_building import build_for
 
 import keras_turbo
 from keras_turbo import AsyncCheckpoint, FastDataset
-from keras_turbo.callbacks import CheckpointSaveError
-from keras_turbo.callbacks.model_building import build_for
-from keras_turbo.checkpoint import DirectoryInUseError
+from keras_turbo.checkpoint import CheckpointSaveError, DirectoryInUseError
 from keras_turbo.checkpoint.local_files import LocalFiles
-from keras_turbo.checkpoint.restoring import read_checkpoint
+from keras_turbo.checkpoint.reading import read_checkpoint
 from keras_turbo.checkpoint.snapshot import Snapshots
 
 X = np.random.default_rng(0).normal(size=(16, 3)).astype("float32")
@@ -688,7 +687,7 @@ class TestFaults:
         def refuse(directory, name):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)
 
-        monkeypatch.setattr("keras_turbo.checkpoint.pruning.delete_checkpoint", refuse)
+        monkeypatch.setattr("keras_turbo.checkpoint.retention.delete_checkpoint", refuse)
         with told("step-00000008 is saved, and older ones .* could not be deleted: .*step-00000004"):
             fit(small_model(), AsyncCheckpoint(tmp_path, max_to_keep=1, on_error="warn"), epochs=2)
         assert steps(tmp_path) == [4, 8]

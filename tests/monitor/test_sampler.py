@@ -21,9 +21,10 @@ import pytest
 import keras_turbo
 from keras_turbo.devices import sampler as sampler_module
 from keras_turbo.devices.cpu import CpuCounters
-from keras_turbo.devices.gpus import Gpu, GpuCounters
-from keras_turbo.devices.sampler import Sampler, subscribe
-from tests.devices.fake_nvml import FakeNvml, gpus, use
+from keras_turbo.devices.gpus import Gpu
+from keras_turbo.monitor.counters import GpuCounters
+from keras_turbo.monitor.sampler import Sampler, subscribe
+from tests.monitor.fake_nvml import FakeNvml, gpus, use
 
 GPU = Gpu(0, "GPU-1", "0000:01:00.0", "A100", 40_000.0, (8, 0))
 PATIENCE_SECONDS = 30.0
@@ -475,7 +476,7 @@ def test_after_a_fork_the_child_has_a_thread_of_its_own_once_it_asks(run_python)
         run_python,
         """
         import json, os, threading, time
-        from keras_turbo.devices.sampler import subscribe
+        from keras_turbo.monitor.sampler import subscribe
 
         def until(condition):
             end = time.monotonic() + 60
@@ -558,7 +559,7 @@ def test_in_a_thread_and_twice_in_a_process():
 def test_importing_starts_nothing(run_python):
     source = """
         import sys, threading
-        import keras_turbo.devices.sampler
+        import keras_turbo.monitor.sampler
         print(threading.active_count(), {"pynvml", "psutil", "tensorflow", "keras"} & set(sys.modules))
     """
     assert run_devices(run_python, source).strip() == "1 set()"
@@ -583,7 +584,7 @@ def test_where_no_thread_can_be_started_there_is_a_problem_and_no_exception(monk
 def test_an_inherited_subscription_is_closed_in_a_child_without_a_thread(run_python):
     source = """
         import os, threading, time
-        from keras_turbo.devices.sampler import subscribe
+        from keras_turbo.monitor.sampler import subscribe
 
         samples = subscribe(0.01)
         while not samples.take():

@@ -5,9 +5,9 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
+from keras_turbo.callbacks.train_function import intercept_train_function, restore_train_function
 
 from keras_turbo import tune
-from keras_turbo.callbacks.train_function import intercept_train_function, restore_train_function
 
 
 def small_model() -> keras.Model:

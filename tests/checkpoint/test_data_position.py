@@ -7,10 +7,10 @@ import warnings
 import numpy as np
 import pytest
 import tensorflow as tf
-
-from keras_turbo import FastDataset
 from keras_turbo.callbacks.data_position import DataPosition
 from keras_turbo.callbacks.fit_call import FitCall
+
+from keras_turbo import FastDataset
 
 X = np.arange(24, dtype="float32").reshape(12, 2)
 

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from keras_turbo import FastDataset
-from keras_turbo.data.input_wait import InputWait, Waits, why_not_timeable
+from keras_turbo.fit.input_wait import InputWait, Waits, why_not_timeable
 
 ROWS = np.arange(14, dtype=np.float32).reshape(7, 2)
 

@@ -1,13 +1,12 @@
 import dataclasses
 
 import pytest
-
-from keras_turbo.callbacks.epoch_figures import figures_for_logs, step_figures
 from keras_turbo.callbacks.fit_times import EpochTimes
-from keras_turbo.callbacks.hardware_figures import HardwareFigures
-from keras_turbo.callbacks.verdict import judge
-from keras_turbo.data.input_wait import Waits
+
 from keras_turbo.distribution.same_on_all_workers import SameOnAllWorkers
+from keras_turbo.fit.input_wait import Waits
+from keras_turbo.monitor.figures import HardwareFigures, figures_for_logs, step_figures
+from keras_turbo.monitor.verdict import judge
 
 
 def times_with(waited_seconds):

@@ -2,7 +2,6 @@ import random
 
 import numpy as np
 import pytest
-
 from keras_turbo.callbacks.step_times import Reservoir
 
 

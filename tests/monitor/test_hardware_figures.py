@@ -1,7 +1,7 @@
 import pytest
 
-from keras_turbo.callbacks.hardware_figures import HardwareFigures
-from tests.callbacks.samples import counters, sample
+from keras_turbo.monitor.figures import HardwareFigures
+from tests.monitor.samples import counters, sample
 
 
 def figures_of(*samples, seconds=100.0):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
-from keras_turbo.callbacks.agreed_moments import Agreed, AgreedMoments
+from keras_turbo.fit.workers import Agreed, AgreedMoments
 
 
 class Clock:

@@ -4,7 +4,6 @@ import time
 
 import keras
 import pytest
-
 from keras_turbo.callbacks.callback_list import callback_list_of
 from keras_turbo.callbacks.callback_times import CallbackTimes, TimedCallbacks, unwatch_callbacks, watch_callbacks
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import keras
 import numpy as np
-
 from keras_turbo.callbacks.callback_list import callback_list_of
 
 

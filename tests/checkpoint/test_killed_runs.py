@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import keras_turbo
-from tests.callbacks.killed_run import forkserver, run_in_process, train
-from tests.callbacks.training_runs import assert_same_outcome
+from tests.checkpoint.killed_run import forkserver, run_in_process, train
+from tests.checkpoint.training_runs import assert_same_outcome
 
 
 def committed(directory: Path) -> set[str]:
