@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 import warnings
 from pathlib import Path
@@ -18,13 +19,15 @@ from keras_turbo.checkpoint.resuming import OWN_STATE, DataPosition, Resumption,
 from keras_turbo.checkpoint.retention import Pruner
 from keras_turbo.checkpoint.saver import CheckpointSaveError, Saver
 from keras_turbo.fit.callback_state import CallbackStates
-from keras_turbo.fit.first_step import build_optimizer, trains_as_keras_does
+from keras_turbo.fit.first_step import trains_as_keras_does
 from keras_turbo.fit.session import FitSession
 from keras_turbo.fit.signals import PREEMPTED_EXIT_CODE, PreemptionSignals
 from keras_turbo.fit.steps import number, optimizers_of, training_steps
 from keras_turbo.fit.train_function import Place, Run
-from keras_turbo.fit.training_state import NotBuiltError, metric_values
+from keras_turbo.fit.training_state import NotBuiltError, build_optimizer, metric_values
 from keras_turbo.fit.workers import AgreedMoments, worker_of_model
+
+_logger = logging.getLogger(__name__)
 
 # What the names of the figures of the last save begin with.
 _PROGRESS = "checkpoint_"
@@ -185,17 +188,20 @@ class CheckpointRun:
             self._saver.close()
             # The last: who sends a signal while the last checkpoint is being written shall not end the process.
             self._signals.put_back()
-        self._tell_waits()
+        self._tell_at_end()
 
-    def _tell_waits(self) -> None:
-        seconds = time.perf_counter() - self._begun
-        waited = self._saver.waited_ms / 1e3
+    def _tell_at_end(self) -> None:
+        """What need be told once alone, and holds nobody up."""
+        seconds, waited = time.perf_counter() - self._begun, self._saver.waited_ms / 1e3
         if waited > _WORTH_TELLING * seconds:
-            warnings.warn(
-                f"Training has waited {waited:.1f} of {seconds:.1f} s for checkpoints before to be written. Save less "
-                'often, or give when_busy="skip".',
-                stacklevel=2,
+            _logger.warning(
+                "Training waited %.1f of %.1f s, since checkpoints before were still being written. Save less often, "
+                'or give when_busy="skip".',
+                waited,
+                seconds,
             )
+        if self._saver.skipped:
+            _logger.warning("Skipped %d saves, since those before were still being written.", self._saver.skipped)
         if len(self._saver.undeleted) > 1:
             warnings.warn(f"{len(self._saver.undeleted)} old checkpoints could not be deleted.", stacklevel=2)
 

@@ -55,8 +55,9 @@ class BackgroundWriter:
             del self._threads[0]
         before = self._threads[-1] if self._threads else None
         thread = threading.Thread(target=self._run, args=(job, before), name=f"keras_turbo {self._name}", daemon=False)
-        thread.start()
+        # Before it begins, since it may ask how many there are.
         self._threads = [*(one for one in self._threads if one.is_alive()), thread]
+        thread.start()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Waits until all jobs are done, or for so many seconds; tells whether they are."""

@@ -9,25 +9,12 @@ import keras
 import tensorflow as tf
 
 from keras_turbo.fit import keras_internals
-from keras_turbo.fit.training_state import NotBuiltError, find_state
+from keras_turbo.fit.training_state import NotBuiltError, build_optimizer, find_state
 
 
 def trains_as_keras_does(model: Any) -> bool:
     """Whether a step is Keras' own: it calls the model and updates its weights by `model.optimizer`."""
     return type(model).train_step is keras.Model.train_step and "train_step" not in vars(model)
-
-
-def build_optimizer(model: keras.Model) -> None:
-    """Creates the variables of `model.optimizer`. Does nothing if they exist.
-
-    Args:
-        model: a built model, compiled or not.
-    """
-    # A model that was never compiled has no such attribute.
-    optimizer = getattr(model, "optimizer", None)
-    if optimizer is not None and not optimizer.built:
-        with model.distribute_strategy.scope():
-            optimizer.build(model.trainable_variables)
 
 
 def build_metrics(model: keras.Model, batch_spec: Any) -> bool:

@@ -208,6 +208,10 @@ def assign_state(
     if extra is not None and GLOBAL_SEED in extra:
         global_seed_generator(create=True)
     state = find_state(model)
+    if any(path.startswith("optimizer/") and path not in state.weights for path in weights):
+        # It is built by the first step otherwise.
+        build_optimizer(model)
+        state = find_state(model)
     own_extra = {path: value for path, value in state.extra.items() if not path.startswith(METRICS)}
     given_extra = {path: value for path, value in (extra or {}).items() if not path.startswith(METRICS)}
     if extra is None:
@@ -227,6 +231,15 @@ def assign_state(
             own_extra[path].assign(np.asarray(value))
     lost = [path for path in extra or {} if path.startswith(METRICS) and not _assign_metric(state, path, extra or {})]
     return (*unassigned, *more_unassigned, *lost)
+
+
+def build_optimizer(model: keras.Model) -> None:
+    """Creates the variables of `model.optimizer`, for a model that is built. Does nothing if they exist."""
+    # A model that was never compiled has no such attribute.
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None and not optimizer.built:
+        with model.distribute_strategy.scope():
+            optimizer.build(model.trainable_variables)
 
 
 def metric_values(model: keras.Model) -> dict[str, np.ndarray]:
@@ -337,12 +350,11 @@ def _described(value: Any) -> str:
 def _refusal(model: keras.Model, problems: list[str]) -> str:
     listed = "".join(f"\n  {problem}" for problem in problems[:_LISTED])
     more = f"\n  and {len(problems) - _LISTED} more" if len(problems) > _LISTED else ""
-    unbuilt = [
-        owner.path
-        for owner in walk_owners(model)
-        if owner.path and isinstance(owner.object, keras.layers.Layer) and not owner.object.built
-    ]
+    owners = [owner for owner in walk_owners(model) if owner.path and not getattr(owner.object, "built", True)]
+    unbuilt = [owner.path for owner in owners if isinstance(owner.object, keras.layers.Layer)]
     hint = f"\nNot built yet: {', '.join(unbuilt[:_LISTED])}. Call the model once on a batch first." if unbuilt else ""
+    unbuilt = [owner.path for owner in owners if isinstance(owner.object, keras.optimizers.Optimizer)]
+    hint += f"\nNot built yet: {', '.join(unbuilt)}. Call `build(variables)` of each first." if unbuilt else ""
     return (
         f"The model {model.name!r} differs from the one that the state is of. Nothing was assigned. Build and compile "
         f"it as it was, or restore into another one.{listed}{more}{hint}"

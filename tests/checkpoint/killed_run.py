@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 # Only what can be imported before the process is forked: nothing is run here, which would start TensorFlow's threads.
-PRELOADED = ["tests.checkpoint.killed_run", "keras_turbo", "tests.callbacks.training_runs"]
+PRELOADED = ["tests.checkpoint.killed_run", "keras_turbo", "tests.checkpoint.training_runs"]
 
 
 def forkserver() -> Any:

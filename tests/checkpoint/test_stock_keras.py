@@ -8,7 +8,6 @@ import h5py
 import keras
 import numpy as np
 import pytest
-from keras_turbo.checkpoint.keras_layout import saved_names
 
 from keras_turbo.checkpoint import restore, verify
 from keras_turbo.checkpoint.writing import write_checkpoint
@@ -53,7 +52,7 @@ def write(directory, model, **options):
         arrays_of(state.weights),
         arrays_of(state.extra),
         make_state(2),
-        layer_names=saved_names(model),
+        layer_names=find_state(model).names,
         **options,
     )
 
