@@ -146,7 +146,7 @@ class CheckpointRun:
                 1,
                 registry={},
             )
-        else:
+        elif not self._session.call.is_silent:
             done = f"starts anew in {directory}" if resumption is None else shown(str(resumption))
             print(f"AsyncCheckpoint: {done}")  # noqa: T201 (one line on where training begins, as fit's own)
 

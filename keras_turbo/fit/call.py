@@ -20,6 +20,7 @@ class FitCall:
         validation_data: likewise; also those that `validation_split` has split off. None without.
         epochs: the epoch before which it ends.
         steps_per_epoch: as given; None: an epoch is the data once.
+        is_silent: whether it prints nothing.
         shuffle: as given. Keras heeds it for arrays and finite `PyDataset`s.
         epoch_iterator: Keras' own, which counts batches.
     """
@@ -29,6 +30,7 @@ class FitCall:
     validation_data: Any = None
     epochs: int = 1
     steps_per_epoch: int | None = None
+    is_silent: bool = False
     shuffle: bool = False
     epoch_iterator: Any = None
 
@@ -41,6 +43,7 @@ class FitCall:
             validation_data=_as_given(names.get("validation_data")),
             epochs=names.get("epochs", 1),
             steps_per_epoch=names.get("steps_per_epoch"),
+            is_silent=names.get("verbose") == 0,
             shuffle=bool(names.get("shuffle", False)),
             epoch_iterator=names.get("epoch_iterator"),
         )

@@ -73,7 +73,8 @@ class FitSession:
         self._when_collected = weakref.finalize(callback_list, self.end)
         self._when_collected.atexit = False
         watch = (weakref.ref(self), self.has_ended)
-        threading.Thread(target=_watch, args=watch, name="keras_turbo fit watch", daemon=True).start()
+        self._watcher = threading.Thread(target=_watch, args=watch, name="keras_turbo fit watch", daemon=True)
+        self._watcher.start()
 
     @classmethod
     def join(
@@ -175,6 +176,8 @@ class FitSession:
             function()
         self._at_end.clear()
         self._wrappers.clear()
+        if threading.current_thread() is not self._watcher:
+            self._watcher.join()
 
     # What it puts between `fit` and what `fit` calls.
 

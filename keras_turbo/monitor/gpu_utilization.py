@@ -66,7 +66,7 @@ class GpuUtilization(keras.callbacks.Callback):
     - `cpu_utilization_percent`, `cpu_free_percent`: without a GPU: this process's use of the cores that it may use,
       and what nobody uses of them.
     - `input_wait_ms`, `input_wait_percent`: what `fit` waited for its next batch, a step, and the share of a step. Of
-      executions below 8 ms, the first 200 of an epoch are measured, and one in five of the others, drawn at random.
+      executions below 50 ms, the first 100 of an epoch are measured, and one in five of the others, drawn at random.
     - `step_ms_median`, `step_ms_p95`, `examples_per_second`.
     - `learning_rate`: also that of a schedule; of a model with one optimizer.
 

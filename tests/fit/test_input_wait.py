@@ -84,8 +84,8 @@ def test_sums_go_on_over_iterators():
 
 
 def test_differences_and_sums_of_waits():
-    assert Waits(3.0, 5, 40) - Waits(1.0, 2, 10) == Waits(2.0, 3, 30)
-    assert Waits(3.0, 5, 40) + Waits(1.0, 2, 10) == Waits(4.0, 7, 50)
+    assert Waits(3.0, 5, 40).plus(Waits(1.0, 2, 10)) == Waits(4.0, 7, 50)
+    assert Waits(3.0, 5, 40).plus(Waits(1.0, 2, 10), -2) == Waits(1.0, 1, 20)
 
 
 def test_nothing_is_read_ahead():
