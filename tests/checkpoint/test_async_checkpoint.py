@@ -21,6 +21,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+
 import keras_turbo
 from keras_turbo import AsyncCheckpoint, FastDataset
 from keras_turbo.checkpoint import CheckpointSaveError, DirectoryInUseError

@@ -38,6 +38,9 @@ class FakeSubscription:
     def take(self) -> list[Sample]:
         return list(self.samples)
 
+    def wait_for_first(self, seconds: float) -> None:
+        pass
+
     def close(self) -> None:
         self.is_closed = True
 

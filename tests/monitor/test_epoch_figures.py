@@ -1,10 +1,11 @@
 import dataclasses
 
+import keras
 import pytest
-from keras_turbo.callbacks.fit_times import EpochTimes
 
 from keras_turbo.distribution.same_on_all_workers import SameOnAllWorkers
-from keras_turbo.fit.input_wait import Waits
+from keras_turbo.fit.input_wait import FitInputWaits, Waits
+from keras_turbo.fit.timing import EpochTimes
 from keras_turbo.monitor.figures import HardwareFigures, figures_for_logs, step_figures
 from keras_turbo.monitor.verdict import judge
 
@@ -14,14 +15,6 @@ def times_with(waited_seconds):
         executions=10,
         execution_seconds=1.0,
         function_seconds=0.9,
-        begin_seconds=0.0,
-        fetch_seconds=0.0,
-        callback_seconds={},
-        epoch_hook_seconds={},
-        saving_seconds={},
-        batch_hook_seconds=0.0,
-        median_seconds=0.1,
-        p95_seconds=0.1,
         waits=Waits(waited_seconds, 10, 80),
     )
 
@@ -29,7 +22,7 @@ def times_with(waited_seconds):
 @pytest.mark.parametrize(("waited_seconds", "wait_ms"), [(0.4, 40.0), (-3600.0, 0.0), (3600.0, 100.0)])
 def test_a_clock_that_is_set_anew_ends_no_training(waited_seconds, wait_ms):
     times = times_with(waited_seconds)
-    figures = step_figures(times, HardwareFigures(), steps_per_execution=1, empty_execution_seconds=0.001)
+    figures = step_figures(times, FitInputWaits(), HardwareFigures(), steps_per_execution=1, empty_execution_seconds=0.001)
     assert figures.step_ms == pytest.approx(100.0)
     assert figures.input_wait_ms == pytest.approx(wait_ms)
     assert figures_for_logs(times, figures)["input_wait_percent"] == pytest.approx(wait_ms)
@@ -37,11 +30,12 @@ def test_a_clock_that_is_set_anew_ends_no_training(waited_seconds, wait_ms):
 
 def test_waiting_for_other_workers_is_not_a_slow_callback():
     """Of 1.5 s, 0.5 s are waited at the epoch's end in the callback that distribute() adds."""
-    waits = {"SameOnAllWorkers": 0.5, "Mine": 0.01}
-    times = dataclasses.replace(times_with(0.0), callback_seconds=waits, epoch_hook_seconds=waits)
-    figures = step_figures(times, HardwareFigures(), steps_per_execution=1, empty_execution_seconds=0.001)
+
+    class Mine(keras.callbacks.Callback):
+        pass
+
+    times = dataclasses.replace(times_with(0.0), epoch_hooks={SameOnAllWorkers: 0.5, Mine: 0.01})
+    figures = step_figures(times, FitInputWaits(), HardwareFigures(), steps_per_execution=1, empty_execution_seconds=0.001)
     assert figures.workers_wait_ms == pytest.approx(50.0)
     assert figures.callbacks_ms == figures.epoch_hooks_ms == {"Mine": pytest.approx(1.0)}
     assert judge(figures, warn_below=100).kind == "waiting-for-workers"
-    # Its name is that of the class: a rename must be one here, too.
-    assert SameOnAllWorkers.__name__ in waits

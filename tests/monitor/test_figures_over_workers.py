@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_turbo.monitor.figures import GATHERED, over_workers, worker_of
+from keras_turbo.fit.workers import worker_of
+from keras_turbo.monitor.figures import _GATHERED, over_workers
 
 NAN = float("nan")
 
@@ -51,7 +52,8 @@ def test_the_place_among_workers(cluster, task, expected):
 WORKER = """
     import json, sys
     import tensorflow as tf
-    from keras_turbo.monitor.figures import gather_over_workers, over_workers, worker_of
+    from keras_turbo.fit.workers import worker_of
+    from keras_turbo.monitor.figures import gather_over_workers, over_workers
 
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     index, number = worker_of(strategy)
@@ -88,6 +90,6 @@ def test_two_real_workers():
         **{f"workers_{kind}_step_ms_median": value for kind, value in (("min", 10.0), ("mean", 10.5), ("max", 11.0))},
         **{f"workers_{kind}_gpu_utilization_percent": 55.0 for kind in ("min", "mean", "max")},
     }
-    assert [result[:3] for result in results] == [[0, 2, [2, len(GATHERED)]], [1, 2, [2, len(GATHERED)]]]
+    assert [result[:3] for result in results] == [[0, 2, [2, len(_GATHERED)]], [1, 2, [2, len(_GATHERED)]]]
     assert [result[3] for result in results] == [expected, expected]
     assert np.isfinite(list(expected.values())).all()

@@ -4,6 +4,7 @@ import gc
 import math
 import os
 import pickle
+import re
 import threading
 import time
 import warnings
@@ -12,12 +13,14 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras_turbo.callbacks import fit_monitor, gpu_utilization
-from keras_turbo.callbacks.train_function import InterceptedTrainFunction
 
-from keras_turbo import FastDataset, GpuUtilization, distribute, tune
+from keras_turbo import AsyncCheckpoint, FastDataset, GpuUtilization, distribute, tune
 from keras_turbo.execution.installation import apply_setting
 from keras_turbo.execution.setting import ExecutionSetting
+from keras_turbo.fit.keras_internals import calling_list
+from keras_turbo.fit.session import FitSession
+from keras_turbo.fit.train_function import Place, WrappedTrainFunction
+from keras_turbo.monitor import gpu_utilization
 from tests.monitor.samples import FakeSubscription, counters, sample, subscribing
 
 # Without a GPU a warning says so, once for each callback.
@@ -59,7 +62,7 @@ def gpus(monkeypatch):
 
     def put(*samples, problem=None):
         subscription = FakeSubscription(samples, problem)
-        monkeypatch.setattr(fit_monitor, "subscribe", subscribing(subscription))
+        monkeypatch.setattr(gpu_utilization, "subscribe", subscribing(subscription))
         return subscription
 
     return put
@@ -249,9 +252,15 @@ def test_csv_and_history_have_the_figures_wherever_the_callback_stands(tmp_path,
     assert [float(row["step_ms_median"]) for row in rows] == pytest.approx(history["step_ms_median"])
 
 
-def test_the_progress_bar_shows_them(capsys):
-    small_model().fit(X, Y, batch_size=6, epochs=1, verbose=2, callbacks=[quiet()])
-    assert "input_wait_percent" in capsys.readouterr().out
+@pytest.mark.parametrize("of_hardware", ["step_ms_median", "gpu_utilization_percent"])
+def test_the_progress_bar_shows_two_of_them(tmp_path, capsys, gpus, of_hardware):
+    if of_hardware.startswith("gpu"):
+        gpus(sample(counters(utilization_percent=80.0, power_watts=100.0)))
+    callbacks = [quiet(), AsyncCheckpoint(tmp_path)]
+    history = small_model().fit(X, Y, batch_size=6, epochs=1, verbose=2, callbacks=callbacks).history
+    shown = re.findall(r"(\w+): ", capsys.readouterr().out.partition("\n")[2])
+    assert {name for name in shown if name in history} == {"loss", of_hardware, "input_wait_percent"}
+    assert history.keys() > {*STEP_FIGURES, "checkpoint_step", "learning_rate"}
 
 
 def scalars(folder):
@@ -428,7 +437,7 @@ def test_a_callback_that_raises_leaves_nothing(hook, tmp_path):
         # Only the list of callbacks, which the traceback holds, knows that it is over.
         del raised
     assert wait_for_no_threads()
-    assert not isinstance(model.train_function, InterceptedTrainFunction)
+    assert not isinstance(model.train_function, WrappedTrainFunction)
     history = model.fit(X, Y, callbacks=[callback], epochs=2, **options).history
     assert len(history["step_ms_median"]) == 2
     assert wait_for_no_threads()
@@ -440,7 +449,7 @@ def test_an_interrupted_fit_leaves_nothing(error):
     with pytest.raises(error):
         model.fit(X, Y, batch_size=6, verbose=0, callbacks=[callback, Fails("on_train_batch_end", error)])
     assert wait_for_no_threads()
-    assert not isinstance(model.train_function, InterceptedTrainFunction)
+    assert not isinstance(model.train_function, WrappedTrainFunction)
 
 
 def test_data_that_fail_leave_nothing_while_the_traceback_is_held():
@@ -455,7 +464,7 @@ def test_data_that_fail_leave_nothing_while_the_traceback_is_held():
         model.fit(data, verbose=0, callbacks=[callback])
     assert raised.value is not None
     assert wait_for_no_threads()
-    assert not isinstance(model.train_function, InterceptedTrainFunction)
+    assert not isinstance(model.train_function, WrappedTrainFunction)
     assert model.fit(X, Y, batch_size=6, verbose=0, callbacks=[callback]).history.keys() > STEP_FIGURES
 
 
@@ -534,9 +543,7 @@ def test_a_list_of_ones_own_is_given_back():
 def test_others_may_order_the_list_anew():
     class Last(keras.callbacks.Callback):
         def on_train_begin(self, logs=None):
-            from keras_turbo.callbacks.callback_list import callback_list_of
-
-            callback_list = callback_list_of(self)
+            callback_list = calling_list(self)
             callback_list.callbacks = [*(one for one in callback_list.callbacks if one is not self), self]
 
         def on_epoch_end(self, epoch, logs=None):
@@ -562,16 +569,11 @@ def test_a_model_compiled_within_fit_is_watched_on():
 
 
 def test_executions_that_another_callback_answers_do_not_count():
-    from keras_turbo.callbacks.train_function import intercept_train_function, restore_train_function
-
     class Resumes(keras.callbacks.Callback):
         left = 4
 
         def on_train_begin(self, logs=None):
-            intercept_train_function(self.model, self.skip, first=True)
-
-        def on_train_end(self, logs=None):
-            restore_train_function(self.model, self.skip)
+            FitSession.join(self).wrap(Place.RESUME, self.skip)
 
         def skip(self, run, iterator):
             if self.left:
