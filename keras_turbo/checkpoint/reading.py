@@ -204,7 +204,7 @@ def read_checkpoint(folder: Directory) -> tuple[Arrays, Arrays, TrainingState]:
 
 
 def newest_good(location: Location) -> tuple[Health | None, list[Health]]:
-    """The newest good checkpoint, and those before it that are damaged, or newer than this version; these are warned of.
+    """The newest good checkpoint, and those passed over for it: damaged, or newer than this version. It warns of these.
 
     Raises:
         OSError: one can't be read, and there is no good one that is newer.

@@ -75,8 +75,8 @@ class Subscription:
             daemon=True,
         )
         weakref.finalize(self, self._is_closed.set)
-        self._thread.start()
         _open.add(self)
+        _start(self._thread, self._gpus)
 
     @property
     def problem(self) -> str | None:
@@ -199,6 +199,13 @@ def _end_all() -> None:
             subscription._gpus.thread.join(_EXIT_SECONDS)
 
 
+def _start(thread: threading.Thread, gpus: _GpuThread) -> None:
+    try:
+        thread.start()
+    except RuntimeError as error:  # the interpreter is about to end, or the system's limit of threads is reached
+        gpus.fails(error)
+
+
 class _GpuThread:
     """The thread that asks the driver, when it is asked itself.
 
@@ -230,7 +237,7 @@ class _GpuThread:
             made.is_opened.set()
             return made
         cls._last = made
-        made.thread.start()
+        _start(made.thread, made)
         return made
 
     @property
@@ -244,10 +251,16 @@ class _GpuThread:
         """Why there are no figures, or not all; None on a machine without a GPU."""
         if self.is_silent:
             return (
-                f"The NVIDIA driver has not answered for more than {_SILENT_SECONDS:g} s: figures of GPUs are left out. "
-                "nvidia-smi hangs too where the driver does."
+                f"The NVIDIA driver has not answered for more than {_SILENT_SECONDS:g} s: figures of GPUs are left "
+                "out. nvidia-smi hangs too where the driver does."
             )
         return self._problem
+
+    def fails(self, error: Exception) -> None:
+        """Takes note that there will be no figures any more."""
+        self._problem = f"Counters of devices can't be read: {type(error).__name__}: {error}."
+        self.has_gpus, self._busy_since = False, None
+        self.is_opened.set()
 
     def ask(self) -> None:
         """Asks for a reading, unless one is under way."""
@@ -281,7 +294,7 @@ class _GpuThread:
                     self._problem = session.problem or self._problem
                     self._busy_since = None
         except Exception as error:
-            self._problem = f"Counters of GPUs can't be read: {type(error).__name__}: {error}"
+            self.fails(error)
         finally:
             self.has_gpus, self._busy_since = False, None
             self.is_opened.set()

@@ -445,7 +445,13 @@ class TestAnotherFit:
         def run():
             stopping = keras.callbacks.EarlyStopping("score", mode="max", patience=1, restore_best_weights=True)
             model = small_model()
-            fit(model, Logging(score=[0.5, 0.9, 0.1, 0.2, 0.3]), stopping, AsyncCheckpoint(tmp_path, resume=True), epochs=5)
+            fit(
+                model,
+                Logging(score=[0.5, 0.9, 0.1, 0.2, 0.3]),
+                stopping,
+                AsyncCheckpoint(tmp_path, resume=True),
+                epochs=5,
+            )
             return model, stopping
 
         model, stopping = run()

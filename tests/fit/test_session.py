@@ -245,12 +245,12 @@ def test_times_are_those_of_callbacks_but_its_own():
 # Its ends.
 
 
-class Wrong(Exception):
+class WrongError(Exception):
     pass
 
 
 def raising(*arguments, **options):
-    raise Wrong
+    raise WrongError
 
 
 def in_a_callback(hook):

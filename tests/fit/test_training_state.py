@@ -311,7 +311,7 @@ def test_another_version_of_keras_is_named(broken, monkeypatch):
     from keras.src.saving import saving_lib
 
     monkeypatch.delattr(saving_lib, broken)
-    with pytest.raises(RuntimeError, match=f"saving_lib of Keras {keras.__version__} has no _save_state and NpzIOStore"):
+    with pytest.raises(RuntimeError, match=f"Keras {keras.__version__} has no _save_state and NpzIOStore"):
         find_state(dense())
 
 

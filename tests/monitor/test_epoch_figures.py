@@ -19,10 +19,15 @@ def times_with(waited_seconds):
     )
 
 
+def figures_of(times):
+    hardware = HardwareFigures()
+    return step_figures(times, FitInputWaits(), hardware, steps_per_execution=1, empty_execution_seconds=0.001)
+
+
 @pytest.mark.parametrize(("waited_seconds", "wait_ms"), [(0.4, 40.0), (-3600.0, 0.0), (3600.0, 100.0)])
 def test_a_clock_that_is_set_anew_ends_no_training(waited_seconds, wait_ms):
     times = times_with(waited_seconds)
-    figures = step_figures(times, FitInputWaits(), HardwareFigures(), steps_per_execution=1, empty_execution_seconds=0.001)
+    figures = figures_of(times)
     assert figures.step_ms == pytest.approx(100.0)
     assert figures.input_wait_ms == pytest.approx(wait_ms)
     assert figures_for_logs(times, figures)["input_wait_percent"] == pytest.approx(wait_ms)
@@ -35,7 +40,7 @@ def test_waiting_for_other_workers_is_not_a_slow_callback():
         pass
 
     times = dataclasses.replace(times_with(0.0), epoch_hooks={SameOnAllWorkers: 0.5, Mine: 0.01})
-    figures = step_figures(times, FitInputWaits(), HardwareFigures(), steps_per_execution=1, empty_execution_seconds=0.001)
+    figures = figures_of(times)
     assert figures.workers_wait_ms == pytest.approx(50.0)
     assert figures.callbacks_ms == figures.epoch_hooks_ms == {"Mine": pytest.approx(1.0)}
     assert judge(figures, warn_below=100).kind == "waiting-for-workers"

@@ -8,11 +8,11 @@ import types
 
 import pynvml
 import pytest
-from keras_turbo.devices.nvml import NvmlSession, nvml_problem, pci_bus_id, read_gpu, visible_gpus
 
-from keras_turbo.devices import gpu_reader, nvml
 from keras_turbo.devices.gpus import Gpu
+from keras_turbo.monitor import nvml
 from keras_turbo.monitor.counters import GpuCounters
+from keras_turbo.monitor.nvml import NvmlSession, pci_bus_id, visible_gpus
 from tests.monitor.fake_nvml import FakeGpu, FakeMig, FakeNvml, gpus, use
 
 ALWAYS = ("gpu", "throttle_reasons")
@@ -22,6 +22,11 @@ def figures(counters: GpuCounters) -> dict[str, object]:
     """Those that exist."""
     values = {field.name: getattr(counters, field.name) for field in dataclasses.fields(counters)}
     return {name: value for name, value in values.items() if name != "gpu" and value is not None}
+
+
+def problem_of(environ) -> str | None:
+    with NvmlSession(environ) as session:
+        return session.problem
 
 
 def one_reading(monkeypatch, library, readings=1, **environ):
@@ -45,14 +50,8 @@ def test_all_figures_of_one_gpu(monkeypatch):
         "memory_used_mb": 12_000.0,
         "memory_total_mb": 40_000.0,
         "power_watts": 250.5,
-        "power_limit_watts": 400.0,
         "energy_joules": 9_000.0,
-        "temperature_celsius": 64.0,
-        "sm_clock_mhz": 1200.0,
-        "max_sm_clock_mhz": 1410.0,
         "throttle_reasons": (),
-        "pcie_read_mb_per_s": 2.0,
-        "pcie_write_mb_per_s": 1.0,
     }
 
 
@@ -62,10 +61,6 @@ def test_all_figures_of_one_gpu(monkeypatch):
         ("nvmlDeviceGetUtilizationRates", {"utilization_percent"}),
         ("nvmlDeviceGetPowerUsage", {"power_watts"}),
         ("nvmlDeviceGetTotalEnergyConsumption", {"energy_joules"}),
-        ("nvmlDeviceGetEnforcedPowerLimit", {"power_limit_watts"}),
-        ("nvmlDeviceGetClockInfo", {"sm_clock_mhz"}),
-        ("nvmlDeviceGetMaxClockInfo", {"max_sm_clock_mhz"}),
-        ("nvmlDeviceGetPcieThroughput", {"pcie_read_mb_per_s", "pcie_write_mb_per_s"}),
     ],
 )
 @pytest.mark.parametrize("how", ["not supported", "no permission", "not in this driver", "not in this pynvml"])
@@ -94,11 +89,10 @@ def test_what_does_not_exist_is_not_asked_for_again(monkeypatch):
 
 
 def test_older_drivers_have_older_functions(monkeypatch):
-    newer = ("nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetTemperatureV", "nvmlDeviceGetCurrentClocksEventReasons")
+    newer = ("nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetCurrentClocksEventReasons")
     library = FakeNvml([FakeGpu(throttle_bits=pynvml.nvmlClocksThrottleReasonSwPowerCap)], missing=newer)
     (counters,) = one_reading(monkeypatch, library)
     assert counters.memory_used_mb == 12_500
-    assert counters.temperature_celsius == 64
     assert counters.throttle_reasons == ("power",)
 
 
@@ -146,7 +140,7 @@ def test_hidden_gpus_are_said_to_be(monkeypatch, value):
     use(monkeypatch, FakeNvml(gpus(4)))
     environ = {"CUDA_VISIBLE_DEVICES": value}
     assert visible_gpus(environ) == []
-    assert nvml_problem(environ) == f"CUDA_VISIBLE_DEVICES={value!r} hides every GPU from this process."
+    assert problem_of(environ) == f"CUDA_VISIBLE_DEVICES={value!r} hides every GPU from this process."
 
 
 def test_the_order_of_cuda_is_taken_from_cores_and_clocks(monkeypatch):
@@ -155,17 +149,6 @@ def test_the_order_of_cuda_is_taken_from_cores_and_clocks(monkeypatch):
     use(monkeypatch, FakeNvml([slow, fast]))
     assert [gpu.index for gpu in visible_gpus({})] == [1, 0]
     assert [gpu.index for gpu in visible_gpus({"CUDA_DEVICE_ORDER": "PCI_BUS_ID"})] == [0, 1]
-
-
-def test_pcie_is_asked_of_one_gpu_at_a_time(monkeypatch):
-    library = FakeNvml(gpus(3))
-    use(monkeypatch, library)
-    with NvmlSession({}) as session:
-        for _ in range(6):
-            counters = session.read()
-            assert sum(one.pcie_read_mb_per_s is not None for one in counters) == 1
-        asked = [one.pcie_write_mb_per_s is not None for _ in range(3) for one in session.read()]
-    assert [sum(asked[place::3]) for place in range(3)] == [1, 1, 1]
 
 
 def mig_machine():
@@ -181,9 +164,6 @@ def test_a_mig_instance_has_no_utilization_and_no_power_of_its_own(monkeypatch):
     assert figures(counters) == {
         "memory_used_mb": 100.0,
         "memory_total_mb": 20_000.0,
-        "temperature_celsius": 64.0,
-        "sm_clock_mhz": 1200.0,
-        "max_sm_clock_mhz": 1410.0,
         "throttle_reasons": (),
     }
 
@@ -193,23 +173,14 @@ def test_a_mig_instance_on_hopper_has_its_activity(monkeypatch):
     library.gpus[0].gpm = {
         "NVML_GPM_METRIC_SM_UTIL": 61.5,
         "NVML_GPM_METRIC_ANY_TENSOR_UTIL": 20.25,
-        "NVML_GPM_METRIC_PCIE_RX_PER_SEC": 1.0,
     }
     (counters,) = one_reading(monkeypatch, library, readings=2)
     assert counters.utilization_percent is None
     assert counters.sm_activity_percent == 61.5
     assert counters.tensor_activity_percent == 20.25
-    assert counters.pcie_read_mb_per_s is None
 
 
-GPM = {
-    "NVML_GPM_METRIC_SM_UTIL": 80.5,
-    "NVML_GPM_METRIC_ANY_TENSOR_UTIL": 33.0,
-    "NVML_GPM_METRIC_PCIE_RX_PER_SEC": 500.0,
-    "NVML_GPM_METRIC_PCIE_TX_PER_SEC": 40.0,
-    "NVML_GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC": 7_000.0,
-    "NVML_GPM_METRIC_NVLINK_TOTAL_TX_PER_SEC": 8_000.0,
-}
+GPM = {"NVML_GPM_METRIC_SM_UTIL": 80.5, "NVML_GPM_METRIC_ANY_TENSOR_UTIL": 33.0}
 
 
 def test_activity_on_hopper(monkeypatch):
@@ -219,15 +190,10 @@ def test_activity_on_hopper(monkeypatch):
         first = session.read()
         # The first has nothing to be compared with.
         assert [one.sm_activity_percent for one in first] == [None, None]
-        asked = library.calls["nvmlDeviceGetPcieThroughput"]
         for counters in session.read():
             assert counters.sm_activity_percent == 80.5
             assert counters.tensor_activity_percent == 33.0
-            assert (counters.pcie_read_mb_per_s, counters.pcie_write_mb_per_s) == (500.0, 40.0)
             assert counters.nvlink_links_active == 18
-            assert (counters.nvlink_read_mb_per_s, counters.nvlink_write_mb_per_s) == (7_000.0, 8_000.0)
-        # It need not be asked for in the slow way.
-        assert library.calls["nvmlDeviceGetPcieThroughput"] == asked
         assert len(library.gpm_samples) == 4
     assert library.gpm_samples == set()
     assert library.open_sessions == 0
@@ -238,7 +204,6 @@ def test_a_metric_that_a_gpu_does_not_have_is_absent(monkeypatch):
     (counters,) = one_reading(monkeypatch, FakeNvml([FakeGpu(gpm=gpm)]), readings=2)
     assert counters.sm_activity_percent == 80.5
     assert counters.tensor_activity_percent is None
-    assert counters.pcie_read_mb_per_s == 2.0
 
 
 @pytest.mark.parametrize(
@@ -250,29 +215,9 @@ def test_drivers_without_gpm(monkeypatch, function):
     assert counters.utilization_percent == 75
 
 
-def test_nvlink_before_hopper_is_the_difference_of_two_counts(monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr(gpu_reader.time, "monotonic", lambda: now[0])
-    library = FakeNvml([FakeGpu(links=(True, True, False), link_traffic_kib=(5_000, 6_000))])
-    use(monkeypatch, library)
-    with NvmlSession({}) as session:
-        (counters,) = session.read()
-        assert counters.nvlink_links_active == 2
-        assert counters.nvlink_read_mb_per_s is None
-        now[0] += 0.5
-        library.gpus[0].link_traffic_kib = (5_000 + 1024, 6_000 + 4096)
-        (counters,) = session.read()
-        assert (counters.nvlink_read_mb_per_s, counters.nvlink_write_mb_per_s) == (2.0, 8.0)
-        now[0] += 0.5
-        library.gpus[0].link_traffic_kib = (10, 10)  # the driver was loaded anew
-        (counters,) = session.read()
-        assert counters.nvlink_read_mb_per_s is None
-
-
 def test_nvlink_that_is_there_and_not_up_is_0_links(monkeypatch):
     (counters,) = one_reading(monkeypatch, FakeNvml([FakeGpu(links=(False, False))]), readings=2)
     assert counters.nvlink_links_active == 0
-    assert counters.nvlink_read_mb_per_s is None
 
 
 def test_a_gpu_that_is_lost_in_mid_run(monkeypatch):
@@ -286,7 +231,7 @@ def test_a_gpu_that_is_lost_in_mid_run(monkeypatch):
         lost.refused = dict.fromkeys(functions, pynvml.NVML_ERROR_GPU_IS_LOST)
         whole, gone = session.read()
         assert whole.utilization_percent == 75
-        assert figures(gone).keys() <= {"power_limit_watts", "max_sm_clock_mhz"}
+        assert figures(gone) == {}
         assert session.problem == "GPU 1 (NVIDIA A100-SXM4-40GB): GPU is lost."
         lost.refused = {}
         assert session.read()[1].utilization_percent == 75
@@ -299,7 +244,7 @@ def test_a_gpu_that_can_not_be_opened_leaves_the_others(monkeypatch):
     library.gpus[0].refused["nvmlDeviceGetHandleByIndex_v2"] = pynvml.NVML_ERROR_GPU_IS_LOST
     counters = one_reading(monkeypatch, library)
     assert [one.gpu.index for one in counters] == [1, 2]
-    assert nvml_problem({}) == "NVML can't open every GPU: GPU 0: GPU is lost."
+    assert problem_of({}) == "NVML can't open every GPU: GPU 0: GPU is lost."
     library.gpus[1].refused["nvmlDeviceGetUtilizationRates"] = pynvml.NVML_ERROR_GPU_IS_LOST
     with NvmlSession({}) as session:
         session.read()
@@ -310,19 +255,19 @@ def test_gpus_of_other_jobs_are_no_problem(monkeypatch):
     library = FakeNvml(gpus(3))
     library.gpus[0].refused["nvmlDeviceGetHandleByIndex_v2"] = pynvml.NVML_ERROR_NO_PERMISSION
     assert [one.gpu.index for one in one_reading(monkeypatch, library)] == [1, 2]
-    assert nvml_problem({}) is None
+    assert problem_of({}) is None
 
 
 def test_a_variable_of_any_length_leaves_a_short_problem(monkeypatch):
     use(monkeypatch, FakeNvml(gpus(1)))
-    assert len(nvml_problem({"CUDA_VISIBLE_DEVICES": "x" * 50_000})) < 200
+    assert len(problem_of({"CUDA_VISIBLE_DEVICES": "x" * 50_000})) < 200
 
 
 def test_no_gpu_can_be_opened(monkeypatch):
     library = FakeNvml(gpus(1))
     library.gpus[0].refused["nvmlDeviceGetHandleByIndex_v2"] = pynvml.NVML_ERROR_NO_PERMISSION
     use(monkeypatch, library)
-    assert nvml_problem({}) == "NVML can't open any GPU: GPU 0: Insufficient Permissions."
+    assert problem_of({}) == "NVML can't open any GPU: GPU 0: Insufficient Permissions."
 
 
 @pytest.mark.parametrize(
@@ -340,7 +285,7 @@ def test_a_library_that_does_not_start(monkeypatch, error, text):
     library = FakeNvml(gpus(1), init_error=error)
     use(monkeypatch, library)
     assert visible_gpus({}) == []
-    problem = nvml_problem({})
+    problem = problem_of({})
     assert text in problem
     assert "\n" not in problem
     assert library.open_sessions == 0
@@ -372,22 +317,22 @@ def test_apple_gpus_are_said_to_have_none(monkeypatch, tmp_path):
 def test_no_pynvml(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert visible_gpus({}) == []
-    assert 'pip install "nvidia-ml-py"' in nvml_problem({})
+    assert 'pip install "nvidia-ml-py"' in problem_of({})
 
 
 def test_another_pynvml(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", types.ModuleType("pynvml"))
-    assert "is not NVIDIA's module of this name" in nvml_problem({})
+    assert "is not NVIDIA's module of this name" in problem_of({})
 
 
 def test_a_driver_without_gpus(monkeypatch):
     use(monkeypatch, FakeNvml([]))
-    assert nvml_problem({}) == "The NVIDIA driver is there and finds no GPU."
+    assert problem_of({}) == "The NVIDIA driver is there and finds no GPU."
 
 
 def test_mig_mode_without_instances(monkeypatch):
     use(monkeypatch, FakeNvml([FakeGpu(mig=[])]))
-    assert "nvidia-smi mig -cgi" in nvml_problem({})
+    assert "nvidia-smi mig -cgi" in problem_of({})
 
 
 def test_a_driver_that_hangs_hangs_nobody(monkeypatch):
@@ -396,20 +341,30 @@ def test_a_driver_that_hangs_hangs_nobody(monkeypatch):
     library.hang_in = "nvmlDeviceGetCount_v2"
     monkeypatch.setattr(nvml, "_ANSWER_SECONDS", 0.05)
     assert visible_gpus({}) == []
-    assert nvml_problem({}) == "The NVIDIA driver did not answer within 0.05 s."
-    gpu = Gpu(0, "GPU-1", "0000:01:00.0", "A100", None, None)
-    assert read_gpu(gpu) == GpuCounters(gpu)
     library.let_go.set()
 
 
-def test_one_gpu_alone(monkeypatch):
-    library = FakeNvml(gpus(3))
-    library.gpus[2].utilization_percent = 31
-    use(monkeypatch, library)
-    gpu = visible_gpus({})[2]
-    assert read_gpu(gpu).utilization_percent == 31
-    gone = dataclasses.replace(gpu, uuid="GPU-gone")
-    assert read_gpu(gone) == GpuCounters(gone)
+@pytest.mark.parametrize(
+    ("vendor", "kind", "has"),
+    [
+        ("0x10de", "0x030200", True),
+        ("0x1002", "0x030000", True),
+        ("0x10de", "0x020000", False),
+        ("0x1af4", "0x038000", False),
+    ],
+    ids=["NVIDIA", "AMD", "a network card of NVIDIA", "a virtual display"],
+)
+def test_what_the_machine_has_is_seen_without_a_driver(monkeypatch, tmp_path, vendor, kind, has):
+    use(monkeypatch, None)
+    assert not NvmlSession({}, root=tmp_path).may_have_gpus
+    device = tmp_path / "sys/bus/pci/devices/0000:01:00.0"
+    device.mkdir(parents=True)
+    (device / "vendor").write_text(f"{vendor}\n")
+    (device / "class").write_text(f"{kind}\n")
+    assert NvmlSession({}, root=tmp_path).may_have_gpus is has
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvidia0").touch()
+    assert NvmlSession({}, root=tmp_path).may_have_gpus
 
 
 def test_an_error_of_ours_while_it_opens_leaves_nothing_open(monkeypatch):
