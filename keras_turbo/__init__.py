@@ -9,8 +9,11 @@ from keras_turbo.execution.debug_mode import debug_mode
 from keras_turbo.checkpoint import AsyncCheckpoint
 from keras_turbo.monitor import GpuUtilization  # isort: skip (in the order in which a batch meets them)
 from keras_turbo.auditing.audit import audit
+from keras_turbo.moved import keep_old_paths
 
 __version__ = "0.1.0"
+
+keep_old_paths()
 
 __all__ = [
     "FastDataset",
@@ -25,3 +28,7 @@ __all__ = [
     "audit",
     "__version__",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

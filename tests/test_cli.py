@@ -13,7 +13,7 @@ from PIL import Image
 
 import keras_turbo
 from keras_turbo.cli import main
-from keras_turbo.doctor.findings import Finding, Report
+from keras_turbo.doctor.findings import Examination, Finding
 
 ROOT = Path(__file__).parents[1]
 
@@ -157,7 +157,7 @@ def test_ctrl_c_ends_it_quietly(capsys, monkeypatch):
 @pytest.fixture
 def one_finding(monkeypatch):
     """The doctor finds one thing, at once."""
-    report = Report("1", (Finding("disk", "wrong", "It is gone.", "Look for it."),))
+    report = Examination("1", (Finding("disk", "error", "It is gone.", "Look for it."),))
     monkeypatch.setattr("keras_turbo.doctor.examination.examine", lambda version, folder: report)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import subprocess
 import sys
@@ -11,36 +12,42 @@ from pathlib import Path
 
 import pytest
 
+import keras_turbo
+from keras_turbo import moved
+
 PACKAGE = Path(__file__).parents[1] / "keras_turbo"
 
-FOUNDATIONS = {"data", "layers", "precision", "distribution", "checkpoint", "monitor", "devices", "execution"}
-AUDIT = FOUNDATIONS | {"fit", "auditing"}
+BASE = {"report", "files", "machine"}
+FOUNDATIONS = {"data", "layers", "precision", "distribution", "checkpoint", "monitor", "execution"}
+AUDIT = FOUNDATIONS | {"auditing"}
 # Which parts of keras_turbo each part may import, besides itself; "" is the package's own __init__.
 MAY_IMPORT = {
-    # How far long work is, shown in a terminal; it imports nothing of ours.
-    "progress": set(),
-    # How values are told in messages; neither does this.
-    "wording": set(),
     # Files by their paths, behind a scheme too; it imports nothing of ours.
-    "storage": set(),
+    "files": set(),
+    # Tables, JSON and pages, and how far long work is; pages are files.
+    "report": {"files"},
+    # What this machine has for this process; it imports nothing of ours either.
+    "machine": set(),
     # What attaches to a running fit; nor does this.
     "fit": set(),
-    # Facts about the machine are of use to everybody; devices imports nothing of ours either.
-    **{part: {"progress", "wording", "devices", "storage", "fit"} for part in FOUNDATIONS},
-    "devices": {"progress", "wording"},
+    **{part: {"fit", *BASE} for part in FOUNDATIONS},
     # A head is swapped for a safe one; layers import nothing of ours.
-    "precision": {"progress", "wording", "devices", "layers", "fit"},
-    "auditing": {"progress", "fit", *FOUNDATIONS},
-    "": AUDIT,
-    "demo": {"", "progress", *AUDIT},
+    "precision": {"layers", "fit", *BASE},
+    # It asks the driver for the GPUs of the workers that it starts.
+    "distribution": {"monitor", "fit", *BASE},
+    "auditing": {"fit", *BASE, *FOUNDATIONS},
+    # Old paths of public names.
+    "moved": set(),
+    "": {"moved", *AUDIT},
+    "demo": {"", *BASE, *AUDIT},
     # Looks at the machine; what it says of keras_turbo's own parts are words.
     # It reads the cluster's variables as distribute() does.
-    "doctor": {"progress", "wording", "devices", "distribution", "monitor"},
+    "doctor": {"monitor", "distribution", *BASE},
     "cli": {"", "demo", "doctor", *AUDIT},
     "__main__": {"cli"},
 }
 # The GPU's counters must be readable where no TensorFlow is.
-MAY_NOT_IMPORT = {"devices": {"tensorflow", "keras", "tf_keras"}}
+MAY_NOT_IMPORT = {part: {"tensorflow", "keras", "tf_keras"} for part in ("machine",)}
 IMPORTING_FUNCTIONS = {"importlib.import_module", "import_module", "__import__"}
 
 
@@ -107,7 +114,7 @@ def test_imports_point_one_way(path):
         ("keras_turbo.data.images", "if TYPE_CHECKING:\n    import keras_turbo.auditing"),
         ("keras_turbo.data.images", "importlib.import_module('keras_turbo.cli')"),
         ("keras_turbo.layers.head", "from keras_turbo.precision import policy"),
-        ("keras_turbo.devices.hardware", "from keras_turbo.precision import policy"),
+        ("keras_turbo.machine", "from keras_turbo.precision import policy"),
         ("keras_turbo.precision.safe", "from keras_turbo.execution import tune"),
         ("keras_turbo.execution.tune", "from keras_turbo.data import input_wait"),
         ("keras_turbo.checkpoint.writer", "from keras_turbo.monitor import GpuUtilization"),
@@ -116,10 +123,10 @@ def test_imports_point_one_way(path):
         ("keras_turbo.demo", "from keras_turbo.cli import main"),
         ("keras_turbo.doctor.gpus", "from keras_turbo.data import input_wait"),
         ("keras_turbo", "from keras_turbo.cli import main"),
-        ("keras_turbo.devices.hardware", "import tensorflow as tf"),
-        ("keras_turbo.devices.hardware", "import keras.ops"),
-        ("keras_turbo.devices.hardware", "def f():\n    from tensorflow.python import client"),
-        ("keras_turbo.devices.hardware", "def f():\n    __import__('keras')"),
+        ("keras_turbo.machine", "import tensorflow as tf"),
+        ("keras_turbo.machine", "import keras.ops"),
+        ("keras_turbo.machine", "def f():\n    from tensorflow.python import client"),
+        ("keras_turbo.machine", "def f():\n    __import__('keras')"),
     ],
 )
 def test_a_wrong_import_is_found(module, source):
@@ -146,13 +153,13 @@ def test_relative_imports_of_a_package_start_at_itself(module, source):
             "from . import source\nfrom ..labels import Labels\nimport keras_turbo.data",
         ),
         ("keras_turbo.data.images", "from keras_turbolift import layers"),
-        ("keras_turbo.monitor.gpu", "from keras_turbo.devices import cpu\nfrom ..fit.input_wait import InputWait"),
+        ("keras_turbo.monitor.gpu", "from keras_turbo.machine import cores\nfrom ..fit.input_wait import InputWait"),
         ("keras_turbo.auditing.verdict", "from keras_turbo import monitor, data"),
         ("keras_turbo.cli", "import keras_turbo as kt\nfrom keras_turbo import FastDataset, audit\nfrom . import demo"),
         ("keras_turbo.__main__", "from keras_turbo.cli import main"),
         ("keras_turbo.precision.safe", "from keras_turbo.layers import MixedPrecisionSafeHead"),
-        ("keras_turbo.precision.policy", "from keras_turbo.devices.hardware import this_cpu"),
-        ("keras_turbo.devices.hardware", "import pynvml, tensorflow_io"),
+        ("keras_turbo.precision.policy", "from keras_turbo.machine import cpu_features"),
+        ("keras_turbo.machine", "import pynvml, tensorflow_io"),
     ],
 )
 def test_a_right_import_is_let_be(module, source):
@@ -165,7 +172,8 @@ IMPORT_AND_COMPARE = """
     import tensorflow as tf
     import keras
 
-    optional = {"sklearn", "rich", "PIL", "psutil", "pynvml", "tensorboard", "tensorflow_io", "pyarrow"}
+    optional = {"sklearn", "rich", "PIL", "psutil", "pynvml", "tensorboard"}
+    optional |= {"tensorflow_io", "pyarrow", "fsspec", "s3fs"}
 
     def state():
         return {
@@ -224,6 +232,7 @@ IMPORT_AND_COMPARE = """
 """
 
 
+@pytest.mark.compatibility
 def test_importing_changes_nothing_and_brings_nothing_optional():
     result = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(IMPORT_AND_COMPARE)],
@@ -238,7 +247,27 @@ def test_importing_changes_nothing_and_brings_nothing_optional():
 
 
 def test_all_public_names_are_there():
-    import keras_turbo
-
     assert keras_turbo.__all__[-1] == "__version__"
     assert all(hasattr(keras_turbo, name) for name in keras_turbo.__all__)
+    assert sorted(keras_turbo.__all__) == dir(keras_turbo)
+
+
+def test_old_paths_say_the_new_ones(monkeypatch):
+    monkeypatch.setitem(moved.MOVED, "keras_turbo.old_place", {"FastDataset": "keras_turbo"})
+    monkeypatch.delitem(sys.modules, "keras_turbo.old_place", raising=False)
+    with pytest.warns(DeprecationWarning, match=r"keras_turbo\.old_place\.FastDataset is now keras_turbo\.") as caught:
+        from keras_turbo.old_place import FastDataset
+    assert caught[0].filename == __file__
+    assert FastDataset is keras_turbo.FastDataset
+    with pytest.raises(ImportError, match="SlowDataset"):
+        from keras_turbo.old_place import SlowDataset  # noqa: F401
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("keras_turbo.never_was")
+    monkeypatch.delitem(sys.modules, "keras_turbo.old_place")
+    monkeypatch.delattr(keras_turbo, "old_place")
+
+
+def test_names_that_have_moved_are_where_the_table_says():
+    for names in moved.MOVED.values():
+        for name, module in names.items():
+            assert hasattr(importlib.import_module(module), name), (module, name)

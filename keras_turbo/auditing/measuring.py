@@ -40,7 +40,7 @@ from keras_turbo.execution.sample import Sample
 from keras_turbo.execution.setting import ExecutionSetting
 from keras_turbo.fit.training_state import KeptState, NotBuiltError
 from keras_turbo.monitor.verdict import judge
-from keras_turbo.progress import progress_bar
+from keras_turbo.report import progress_bar
 
 _SAMPLE_BATCHES = 64
 # Turns of the training as it is and of its steps on batches that are ready.

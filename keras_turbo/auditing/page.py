@@ -3,42 +3,14 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
-import os
-import tempfile
 from collections.abc import Sequence
 from html import escape
-from pathlib import Path
 
 from keras_turbo.auditing.charts import step_bars, utilization_chart
 from keras_turbo.auditing.page_style import SCRIPT, STYLE
 from keras_turbo.auditing.remedies.remedy import Remedy
 from keras_turbo.auditing.report import AuditReport
-
-
-def save_page(report: AuditReport, path: str | os.PathLike) -> None:
-    """Writes the page, whole or not at all; see `AuditReport.save`."""
-    target = Path(os.fspath(path))
-    if target.is_dir():
-        raise IsADirectoryError(f"{target} is a folder. Give the name of the page's file, such as {target}/audit.html.")
-    if not target.parent.is_dir():
-        raise FileNotFoundError(
-            f"The folder {target.parent.absolute()} does not exist, so that {target.name} can't be written there. Make "
-            "it first, or give another path."
-        )
-    page = page_of(report)
-    handle, scratch = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}-")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(page)
-        # mkstemp's files are closed to others, and a page is to be passed on.
-        os.chmod(scratch, 0o666 & ~_umask())
-        os.replace(scratch, target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(scratch)
-        raise
 
 
 def page_of(report: AuditReport) -> str:
@@ -221,10 +193,3 @@ def _footer(report: AuditReport) -> str:
         f"<footer><dl>{facts}</dl>{notes}<p>The audit took {report.seconds:.0f} s. Model, data and random states are "
         "as they were before.</p></footer>"
     )
-
-
-def _umask() -> int:
-    # There is no way to read it but to set it.
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

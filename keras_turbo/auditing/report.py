@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import io
-import os
-from typing import IO, Any
+from collections.abc import Iterator
+from typing import Any
 
 from keras_turbo.auditing.parts import StepParts
 from keras_turbo.auditing.remedies.remedy import Remedy
 from keras_turbo.auditing.utilization import Utilization
 from keras_turbo.data.report import PipelineReport
 from keras_turbo.monitor.verdict import Verdict
+from keras_turbo.report import Block, Code, Heading, Report, Table
 
 _BAR_WIDTH = 60
 # What no remedy that is tried here could gain from: what to do is told with the verdict.
@@ -19,7 +19,7 @@ _TOLD_BY_VERDICT = ("checkpoint-stalls", "throttled", "gpu-lagging")
 
 
 @dataclasses.dataclass(frozen=True)
-class AuditReport:
+class AuditReport(Report):
     """What `audit()` returns.
 
     Attributes:
@@ -94,71 +94,40 @@ class AuditReport:
             "seconds": self.seconds,
         }
 
-    def save(self, path: str | os.PathLike) -> None:
-        """Writes one HTML page that needs nothing else: no network, no other file.
+    def to_html(self) -> str:
+        """One page that needs nothing else: no network, no other file."""
+        from keras_turbo.auditing.page import page_of
 
-        Args:
-            path: of the file, which is replaced whole or not at all.
+        return page_of(self)
 
-        Raises:
-            FileNotFoundError: its folder does not exist.
-            IsADirectoryError: it is a folder.
-        """
-        from keras_turbo.auditing.page import save_page
-
-        save_page(self, path)
-
-    def print(self, file: IO[str] | None = None) -> None:
-        """Prints the tables, to standard output by default."""
-        import rich.box
-        import rich.console
-        import rich.table
-        import rich.text
-
-        console = rich.console.Console(file=file)
-        console.print(rich.text.Text(self.headline, style="bold"), soft_wrap=True)
-        console.print()
-        step = rich.table.Table(title=f"a step of fit: {self.parts.whole_ms:.3g} ms", box=rich.box.SIMPLE)
-        # A narrow terminal shortens the bars alone.
-        step.add_column("part", no_wrap=True)
-        for heading in ("ms", "share"):
-            step.add_column(heading, justify="right", no_wrap=True)
-        step.add_column("", overflow="crop")
-        for part, ms in self.parts.timeline().items():
-            share = ms / self.parts.whole_ms
-            step.add_row(part, f"{ms:.3g}", f"{share:.0%}", "█" * round(_BAR_WIDTH * share / 2))
-        console.print(step)
-        if any(each.after_ms is not None for each in self.remedies):
-            console.print(self._remedy_table())
+    def blocks(self) -> Iterator[Block]:
+        """The headline, the parts of a step, the remedies and their code, and what else is to be known."""
+        yield Heading(self.headline)
+        whole = self.parts.whole_ms
+        steps = [
+            (part, f"{ms:.3g}", f"{ms / whole:.0%}", "█" * round(_BAR_WIDTH * ms / whole / 2))
+            for part, ms in self.parts.timeline().items()
+        ]
+        yield Table(f"a step of fit: {whole:.3g} ms", ("part", "ms", "share", ""), steps)
+        measured = [
+            (
+                each.name,
+                f"{each.before_ms:.3g}",
+                f"{each.after_ms:.3g}",
+                f"{each.times:.2f}",
+                "gains" if each.status == "gain" else "no gain",
+            )
+            for each in self.remedies
+            if each.after_ms is not None and each.times is not None
+        ]
+        if measured:
+            columns = ("remedy", "before, ms", "after, ms", "times as fast", "result")
+            yield Table("remedies, each measured in fit", columns, measured, words=(0, 4))
         for each in self.gains:
-            console.print(rich.text.Text(f"{each.name}:", style="bold"))
-            for line in each.code.splitlines():
-                console.print(f"    {line}", soft_wrap=True, markup=False, highlight=False)
-            console.print(f"  It changes: {each.changes or 'nothing'}.", soft_wrap=True, markup=False, highlight=False)
-        console.print()
-        for line in self.lines():
-            console.print(line, soft_wrap=True, markup=False, highlight=False)
-
-    def _remedy_table(self) -> Any:
-        import rich.box
-        import rich.table
-        import rich.text
-
-        table = rich.table.Table(title="remedies, each measured in fit", box=rich.box.SIMPLE)
-        table.add_column("remedy", overflow="fold")
-        for heading in ("before, ms", "after, ms", "times as fast"):
-            table.add_column(heading, justify="right", overflow="fold")
-        table.add_column("", overflow="fold")
-        for each in self.remedies:
-            if each.after_ms is not None and each.times is not None:
-                table.add_row(
-                    rich.text.Text(each.name),
-                    f"{each.before_ms:.3g}",
-                    f"{each.after_ms:.3g}",
-                    f"{each.times:.2f}",
-                    "gains" if each.status == "gain" else "no gain",
-                )
-        return table
+            yield Heading(f"{each.name}:")
+            yield Code(each.code)
+            yield f"  It changes: {each.changes or 'nothing'}."
+        yield from self.lines()
 
     def lines(self) -> list[str]:
         """What was not measured and why, and the notes."""
@@ -178,8 +147,3 @@ class AuditReport:
         if self.stages is not None:
             lines.append(f"The slowest stage of the FastDataset is {self.stages.slowest!r}. {self.stages.advice}")
         return [*lines, *self.notes, f"The audit took {self.seconds:.0f} s. Everything is as it was before."]
-
-    def __str__(self) -> str:
-        text = io.StringIO()
-        self.print(text)
-        return text.getvalue()

@@ -9,7 +9,6 @@ import json
 import os
 import runpy
 import sys
-import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +17,7 @@ from typing import IO, Any
 
 import keras
 
+from keras_turbo import files
 from keras_turbo.auditing.audit import require_auditable
 from keras_turbo.auditing.callback_times import each_callback
 from keras_turbo.auditing.fit_input import FitInput
@@ -137,7 +137,7 @@ def _require_writable(html: Path) -> None:
     if not folder.is_dir():
         raise ScriptError(f"There is no folder {str(folder)!r} to write {html.name!r} into.", 2)
     try:
-        tempfile.TemporaryFile(dir=folder).close()
+        files.require_writable(str(folder))
     except OSError as error:
         raise ScriptError(f"Nothing can be written into {str(folder)!r}: {error.strerror}.", 2) from error
 

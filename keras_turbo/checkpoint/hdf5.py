@@ -20,7 +20,7 @@ import h5py
 import ml_dtypes
 import numpy as np
 
-from keras_turbo.storage.retrying import TRANSIENT_READING, retried
+from keras_turbo.files import TRANSIENT_READING, retried
 
 # The types that HDF5 has no name for are stored as bytes, with their name beside them, as Keras does for bfloat16.
 _NAMED_KIND = "V"

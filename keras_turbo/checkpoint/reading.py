@@ -18,7 +18,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from keras_turbo.checkpoint.checksums import ALGORITHM, checksum_of
 from keras_turbo.checkpoint.directory import checkpoint_names, holds_checkpoint, newest_first
 from keras_turbo.checkpoint.hdf5 import read_arrays
 from keras_turbo.checkpoint.layout import (
@@ -36,8 +35,8 @@ from keras_turbo.checkpoint.layout import (
     is_weights,
     shown,
 )
-from keras_turbo.checkpoint.location import Directory, Location, locate
-from keras_turbo.storage.retrying import TRANSIENT_READING, retried
+from keras_turbo.checkpoint.location import ALGORITHM, Directory, Location, checksum_of, locate
+from keras_turbo.files import TRANSIENT_READING, retried
 
 if TYPE_CHECKING:
     import keras

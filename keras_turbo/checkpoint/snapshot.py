@@ -20,10 +20,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_turbo.devices.free_memory import free_memory_bytes
 from keras_turbo.fit.keras_internals import global_seed_generator
 from keras_turbo.fit.train_function import own_train_function
 from keras_turbo.fit.training_state import ModelState, find_state, is_variable, raw
+from keras_turbo.machine import free_memory_bytes
 
 # Memory that may never be needed is allocated in advance where it takes no more than this part of what is free.
 _PART_OF_FREE = 0.5

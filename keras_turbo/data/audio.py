@@ -16,7 +16,9 @@ import tensorflow as tf
 from keras_turbo.data.audio_files import AudioHeader, audio_header, wav_samples
 from keras_turbo.data.python_calls import call_on
 from keras_turbo.data.resampling import resample
-from keras_turbo.storage.schemes import INSTALLATION
+
+INSTALLATION = 'pip install "tensorflow>=2.17,<2.18" and pip install "keras_turbo[io]"'
+"""What brings tensorflow-io, which decodes what is packed."""
 
 ALIGNS = ("start", "center", "end")
 

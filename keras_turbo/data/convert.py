@@ -14,6 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_turbo import files as storage
 from keras_turbo.data.conversion.image_conversion import ConversionError, convert_images
 from keras_turbo.data.conversion.rows import element_of, rows_of
 from keras_turbo.data.conversion.shard_file import open_writer, shard_name, target_folder, working_folder
@@ -22,9 +23,8 @@ from keras_turbo.data.records.local_copies import check_compression
 from keras_turbo.data.records.manifest import MANIFEST_NAME, Leaf, Manifest, leaves_of
 from keras_turbo.data.records.shards import WRITING_FOLDER
 from keras_turbo.data.settings import check_count
-from keras_turbo.progress import progress_bar
-from keras_turbo.storage import paths as storage
-from keras_turbo.storage.schemes import is_remote
+from keras_turbo.files import is_remote
+from keras_turbo.report import progress_bar
 
 __all__ = ["ConversionError", "convert_images", "write_tfrecords"]
 

@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_turbo import files
 from keras_turbo.data.example_store import LARGEST_SHARE_OF_FREE, ExampleStore, leaf_formats
 from keras_turbo.data.shared_arrays import aligned_zeros
 
@@ -34,17 +35,8 @@ FORMAT_VERSION = 1
 # How often the marks of filled rows are saved while a store is being filled: what a killed process decodes again.
 _SAVE_INTERVAL_SECONDS = 30.0
 
-# What was begun and not finished for so long belongs to a process that died.
-_ABANDONED_AFTER_SECONDS = 3600.0
-
 # Two processes that find the same damaged store may each remove what the other has put in its place, once.
 _OPENING_TRIES = 3
-
-
-def default_cache_dir() -> pathlib.Path:
-    """The user's cache folder for keras_turbo: `$XDG_CACHE_HOME/keras_turbo`, by default `~/.cache/keras_turbo`."""
-    base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-    return pathlib.Path(base).absolute() / "keras_turbo"
 
 
 def digest(description: Any) -> str:
@@ -62,14 +54,6 @@ def fits_on_disk(num_bytes: int, cache_dir: pathlib.Path) -> bool:
         return num_bytes <= LARGEST_SHARE_OF_FREE * shutil.disk_usage(folder).free
     except OSError:
         return False
-
-
-def remove_abandoned(folder: pathlib.Path, prefix: str) -> None:
-    """Removes the unfinished files, whose names begin so, of processes that were killed while they wrote them."""
-    for leftover in folder.glob(f"{prefix}*"):
-        with contextlib.suppress(OSError):
-            if time.time() - leftover.stat().st_mtime > _ABANDONED_AFTER_SECONDS:
-                leftover.unlink()
 
 
 class DiskStore(ExampleStore):
@@ -138,23 +122,14 @@ def _save_marks(
     merged = filled | saved
     if np.array_equal(merged, saved):
         return
-    temporary = None
-    try:
+    # The folder may have been removed (its source changed), or cannot be written. The marks are a convenience for a
+    # later process; this one has its own in memory.
+    with contextlib.suppress(OSError):
         for array in arrays:
             if isinstance(array, np.memmap):
                 array.flush()
-        handle, temporary = tempfile.mkstemp(dir=folder, prefix=".filled-")
-        with os.fdopen(handle, "wb") as file:
+        with files.writing(str(marks_path)) as file:
             np.save(file, merged)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, marks_path)
-    except OSError:
-        # The folder was removed (its source changed) or cannot be written. The marks are a convenience for a later
-        # process; this one has its own in memory.
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
 
 
 def open_disk_store(
@@ -178,12 +153,9 @@ def open_disk_store(
     family = cache_dir / digest(recipe)
     folder = family / digest([content, num_examples])
     family.mkdir(parents=True, exist_ok=True)
+    files.remove_abandoned(str(family))
     for sibling in family.iterdir():
-        if sibling.name.startswith(".making-"):
-            abandoned = time.time() - sibling.stat().st_mtime > _ABANDONED_AFTER_SECONDS
-        else:
-            abandoned = sibling != folder
-        if abandoned:
+        if sibling != folder and not sibling.name.startswith("."):
             shutil.rmtree(sibling, ignore_errors=True)
     manifest = {"recipe": recipe, "content": content, "num_examples": num_examples}
     for _ in range(_OPENING_TRIES):
@@ -226,18 +198,15 @@ def private_disk_store(element_spec: Any, num_examples: int, cache_dir: pathlib.
 
 
 def _make_folder(folder: pathlib.Path, element_spec: Any, num_examples: int, manifest: dict) -> None:
-    """Makes an empty store beside its name and renames it, so that the name never stands for half a store."""
-    making = pathlib.Path(tempfile.mkdtemp(dir=folder.parent, prefix=".making-"))
+    """Makes an empty store."""
     try:
-        for index, leaf in enumerate(leaf_formats(element_spec)):
-            path = making / f"{index}.npy"
-            np.lib.format.open_memmap(path, mode="w+", dtype=leaf.stored_dtype, shape=(num_examples, *leaf.shape))
-            _reserve(path)
-        (making / "manifest.json").write_text(json.dumps(manifest, indent=1))
-        making.chmod(0o755)  # mkdtemp's folders are closed to others, who may share the cache
-        os.rename(making, folder)
+        with files.writing_folder(str(folder)) as making:
+            for index, leaf in enumerate(leaf_formats(element_spec)):
+                path = pathlib.Path(making) / f"{index}.npy"
+                np.lib.format.open_memmap(path, mode="w+", dtype=leaf.stored_dtype, shape=(num_examples, *leaf.shape))
+                _reserve(path)
+            (pathlib.Path(making) / "manifest.json").write_text(json.dumps(manifest, indent=1))
     except OSError:
-        shutil.rmtree(making, ignore_errors=True)
         # Another process was faster, and what it made is the same.
         if not _is_whole(folder, element_spec, num_examples):
             raise

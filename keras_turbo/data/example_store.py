@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from keras_turbo.data.python_calls import call_on
 from keras_turbo.data.shared_arrays import aligned_zeros, tensor_view
-from keras_turbo.devices.free_memory import free_memory_bytes
+from keras_turbo.machine import free_memory_bytes
 
 # A store never takes more than this share of the free memory, or of the free disk: the model, its activations and
 # everybody else's processes want some too. People who cached all that fitted lost more to restarts than they gained.

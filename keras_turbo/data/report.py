@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import time
-from collections.abc import Callable
-from typing import IO, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -14,6 +13,7 @@ import tensorflow as tf
 from keras_turbo.data.example_store import bytes_per_example, fits_in_memory, memory_store
 from keras_turbo.data.pipeline import Pipeline, data_options
 from keras_turbo.data.sources.files import FileSource
+from keras_turbo.report import Block, Report, Table
 
 # Examples that are measured, over and over: enough for many batches, few enough to be read from disk in no time.
 _SAMPLE_EXAMPLES = 256
@@ -49,7 +49,7 @@ class StageFigures:
 
 
 @dataclasses.dataclass(frozen=True)
-class PipelineReport:
+class PipelineReport(Report):
     """What `FastDataset.report()` found.
 
     Attributes:
@@ -75,38 +75,28 @@ class PipelineReport:
 
     def to_dict(self) -> dict[str, Any]:
         """All figures, made of JSON's types."""
-        return dataclasses.asdict(self) | {"share_of_limit": self.share_of_limit}
+        return super().to_dict() | {"share_of_limit": self.share_of_limit}
 
-    def print(self, file: IO[str] | None = None) -> None:
-        """Prints the table, to standard output by default."""
-        import rich.console
-        import rich.table
-
-        table = rich.table.Table(title="FastDataset, stage by stage")
-        table.add_column("stage")
-        for heading in ("examples/s alone", "µs an example", "share of time"):
-            table.add_column(heading, justify="right")
-        for stage in self.stages:
-            mark = " (slowest)" if stage.name == self.slowest else ""
-            table.add_row(
-                stage.name + mark,
+    def blocks(self) -> Iterator[Block]:
+        """The stages in a table, and the advice."""
+        rows = [
+            (
+                stage.name + (" (slowest)" if stage.name == self.slowest else ""),
                 f"{stage.examples_per_second:,.0f}",
                 f"{stage.microseconds_per_example:,.1f}",
                 f"{stage.share_of_time:.0%}",
             )
-        table.add_section()
-        table.add_row("all stages", f"{self.examples_per_second:,.0f}", f"{1e6 / self.examples_per_second:,.1f}", "")
-        table.add_row("limit: loading and nothing else", f"{self.limit_examples_per_second:,.0f}", "", "")
+            for stage in self.stages
+        ]
+        totals = [
+            ("all stages", f"{self.examples_per_second:,.0f}", f"{1e6 / self.examples_per_second:,.1f}", ""),
+            ("limit: loading and nothing else", f"{self.limit_examples_per_second:,.0f}", "", ""),
+        ]
         if self.stored_examples_per_second is not None:
-            table.add_row("from the store, later epochs", f"{self.stored_examples_per_second:,.0f}", "", "")
-        console = rich.console.Console(file=file)
-        console.print(table)
-        console.print(f"{self.share_of_limit:.0%} of the limit. Slowest: {self.slowest}. {self.advice}", soft_wrap=True)
-
-    def __str__(self) -> str:
-        text = io.StringIO()
-        self.print(text)
-        return text.getvalue()
+            totals.append(("from the store, later epochs", f"{self.stored_examples_per_second:,.0f}", "", ""))
+        columns = ("stage", "examples/s alone", "µs an example", "share of time")
+        yield Table("FastDataset, stage by stage", columns, rows, totals)
+        yield f"{self.share_of_limit:.0%} of the limit. Slowest: {self.slowest}. {self.advice}"
 
 
 def measure_pipeline(pipeline: Pipeline, seconds: float) -> PipelineReport:

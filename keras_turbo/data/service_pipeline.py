@@ -14,6 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_turbo.data.audio import INSTALLATION
 from keras_turbo.data.claimed_cardinality import claim_cardinality
 from keras_turbo.data.failures import ExampleLoadError, reason_of
 from keras_turbo.data.pipeline import PREFETCHED_BATCHES, Pipeline, as_tensors, data_options
@@ -25,7 +26,6 @@ from keras_turbo.data.service.remote_batches import remote_batches
 from keras_turbo.data.session_dataset import Sessions
 from keras_turbo.data.settings import Settings
 from keras_turbo.data.sources.source import Source
-from keras_turbo.storage.schemes import INSTALLATION
 
 # A graph with the data in it goes to the dispatcher, which keeps it, and from there to each worker.
 LARGEST_GRAPH_BYTES = 128 << 20

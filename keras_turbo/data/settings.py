@@ -12,12 +12,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from keras_turbo.data.disk_store import default_cache_dir
 from keras_turbo.data.failures import ON_ERROR
 from keras_turbo.data.length_buckets import TOO_LONG, check_boundaries
 from keras_turbo.data.service.address import ServiceAddress
-from keras_turbo.devices.cpu import cores
-from keras_turbo.storage.schemes import is_remote, resolved
+from keras_turbo.files import default_cache_dir, is_remote, resolved
+from keras_turbo.machine import cores
 
 Cache = Literal["auto", "memory", "disk", False]
 CACHES: tuple[Any, ...] = ("auto", "memory", "disk", False)

@@ -25,7 +25,7 @@ from keras_turbo.data.sources.source import Source
 from keras_turbo.data.sources.tf_dataset import TfDatasetSource
 from keras_turbo.data.stateless_random import random_ops_of
 from keras_turbo.data.user_functions import ElementFunction
-from keras_turbo.devices.free_memory import free_memory_bytes
+from keras_turbo.machine import free_memory_bytes
 
 
 def require_known_length(settings: Settings, source: Source) -> None:

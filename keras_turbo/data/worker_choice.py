@@ -8,7 +8,7 @@ from typing import Any
 
 from keras_turbo.data.settings import available_cores
 from keras_turbo.data.worker_pool.object_transfer import NotTransferableError, transferred
-from keras_turbo.devices.free_memory import free_memory_bytes
+from keras_turbo.machine import free_memory_bytes
 
 _logger = logging.getLogger(__name__)
 

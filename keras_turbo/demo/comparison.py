@@ -9,9 +9,9 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 import keras
 import numpy as np
@@ -20,7 +20,7 @@ import tensorflow as tf
 from keras_turbo import FastDataset, MixedPrecisionSafeHead, tune
 from keras_turbo.demo.digits import DIGIT_SIZE, digit_folders
 from keras_turbo.demo.held_out import HeldOut, hold_out
-from keras_turbo.progress import progress_bar
+from keras_turbo.report import Block, Report, Table, progress_bar
 
 # Small enough that a small network trains on photos without a GPU.
 DEFAULT_PHOTO_SIZE = 64
@@ -77,7 +77,7 @@ class RunFigures:
 
 
 @dataclasses.dataclass(frozen=True)
-class DemoResult:
+class DemoResult(Report):
     """What `run_demo` measured.
 
     Attributes:
@@ -103,38 +103,29 @@ class DemoResult:
         """How many times as fast keras_turbo was in the later epochs; below 1 where it was slower."""
         return self.stock.later_epoch_seconds / self.turbo.later_epoch_seconds
 
-    def print(self, file: IO[str] | None = None) -> None:
-        """Prints the table, to standard output by default."""
-        import rich.console
-        import rich.table
-
+    def blocks(self) -> Iterator[Block]:
+        """Both runs side by side, and what was compared."""
         stock, turbo = self.stock, self.turbo
         epochs = len(stock.epoch_seconds)
-        table = rich.table.Table(
-            title=f"{self.num_training:,} images of {len(self.class_names)} classes, {self.num_validation:,} held out, "
-            f"{self.image_size} by {self.image_size} pixels, batch {self.batch_size}"
-        )
-        table.add_column("")
-        for heading in ("stock Keras", "keras_turbo", "ratio"):
-            table.add_column(heading, justify="right")
-        first_ratio = f"{stock.first_epoch_seconds / turbo.first_epoch_seconds:.2f}"
+        first, first_turbo = stock.first_epoch_seconds, turbo.first_epoch_seconds
+        later, later_turbo = stock.later_epoch_seconds, turbo.later_epoch_seconds
         ratio = f"{self.ratio:.2f}"
-        table.add_row(
-            "first epoch, seconds", f"{stock.first_epoch_seconds:.3f}", f"{turbo.first_epoch_seconds:.3f}", first_ratio
-        )
+        rows = [("first epoch, seconds", f"{first:.3f}", f"{first_turbo:.3f}", f"{first / first_turbo:.2f}")]
         if epochs > 1:
-            table.add_row(
-                f"epochs 2 to {epochs}, seconds each (median)",
-                f"{stock.later_epoch_seconds:.3f}",
-                f"{turbo.later_epoch_seconds:.3f}",
-                ratio,
-            )
-        table.add_row("images a second", f"{stock.images_per_second:,.0f}", f"{turbo.images_per_second:,.0f}", ratio)
-        table.add_row("tune(), seconds once", "", f"{turbo.tune_seconds:.1f}", "")
-        table.add_row("validation accuracy at the end", f"{stock.val_accuracy:.4f}", f"{turbo.val_accuracy:.4f}", "")
-        console = rich.console.Console(file=file)
-        console.print(table)
-        console.print(
+            what = f"epochs 2 to {epochs}, seconds each (median)"
+            rows.append((what, f"{later:.3f}", f"{later_turbo:.3f}", ratio))
+        rows += [
+            ("images a second", f"{stock.images_per_second:,.0f}", f"{turbo.images_per_second:,.0f}", ratio),
+            ("tune(), seconds once", "", f"{turbo.tune_seconds:.1f}", ""),
+            ("validation accuracy at the end", f"{stock.val_accuracy:.4f}", f"{turbo.val_accuracy:.4f}", ""),
+        ]
+        yield Table(
+            f"{self.num_training:,} images of {len(self.class_names)} classes, {self.num_validation:,} held out, "
+            f"{self.image_size} by {self.image_size} pixels, batch {self.batch_size}",
+            ("what", "stock Keras", "keras_turbo", "ratio"),
+            rows,
+        )
+        yield (
             "Both runs: the same images, the same model from the same weights (its head is a MixedPrecisionSafeHead in "
             "both), the same optimizer, shuffled. An epoch is training and validation. A ratio above 1 means that "
             f"keras_turbo was faster. tune() chose for its steps: {turbo.setting}."

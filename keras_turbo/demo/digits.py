@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
 
-from keras_turbo.data.disk_store import default_cache_dir
+from keras_turbo import files
 
 NUM_DIGITS = 1797
 
@@ -20,15 +18,11 @@ DIGIT_SIZE = 8
 # scikit-learn's pixels go from 0 to 16.
 _BRIGHTEST = 16
 
-# A folder that was begun and not finished for so long belongs to a process that died.
-_ABANDONED_AFTER_SECONDS = 3600.0
-
 
 def digit_folders(cache_dir: str | os.PathLike | None = None) -> Path:
     """Ten folders, named 0 to 9, of 1,797 grayscale PNG files of 8 by 8 pixels.
 
-    They are written once, beside the folder's name and then renamed, so that a first run that is killed leaves no half
-    set behind.
+    They are written once, whole or not at all.
 
     Args:
         cache_dir: where to keep them, in a folder `digits`. Default: `~/.cache/keras_turbo` (`$XDG_CACHE_HOME` counts).
@@ -40,7 +34,7 @@ def digit_folders(cache_dir: str | os.PathLike | None = None) -> Path:
         ImportError: they are not there yet, and scikit-learn is not installed.
         OSError: the folder can't be made or written.
     """
-    folder = (default_cache_dir() if cache_dir is None else Path(cache_dir)) / "digits"
+    folder = (files.default_cache_dir() if cache_dir is None else Path(cache_dir)) / "digits"
     if _is_whole(folder):
         return folder
     try:
@@ -50,24 +44,17 @@ def digit_folders(cache_dir: str | os.PathLike | None = None) -> Path:
             "The handwritten digits come with scikit-learn, which is not installed. Install it by "
             'pip install "keras_turbo[demo]", or use images of your own.'
         ) from error
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    for leftover in folder.parent.glob(".digits-*"):
-        if time.time() - leftover.stat().st_mtime > _ABANDONED_AFTER_SECONDS:
-            shutil.rmtree(leftover, ignore_errors=True)
-    making = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".digits-"))
+    files.remove_abandoned(str(folder.parent))
     try:
-        digits = load_digits()
-        _write(making, digits.images, digits.target)
-        making.chmod(0o755)  # mkdtemp's folders are closed to others, who may share the cache
-        # Here it is a set from which somebody has removed files.
-        shutil.rmtree(folder, ignore_errors=True)
-        os.rename(making, folder)
+        with files.writing_folder(str(folder)) as making:
+            digits = load_digits()
+            _write(Path(making), digits.images, digits.target)
+            # Here it is a set from which somebody has removed files.
+            shutil.rmtree(folder, ignore_errors=True)
     except OSError:
         # Another process was faster, and what it made is the same.
         if not _is_whole(folder):
             raise
-    finally:
-        shutil.rmtree(making, ignore_errors=True)
     return folder
 
 

@@ -15,7 +15,7 @@ from keras_turbo import FastDataset
 from keras_turbo.data.image_kinds import image_kind
 from keras_turbo.data.sources.class_folders import validation_mask
 from keras_turbo.data.sources.image_folder import find_images
-from keras_turbo.progress import progress_bar
+from keras_turbo.report import progress_bar
 
 VALIDATION_SPLIT = 0.2
 

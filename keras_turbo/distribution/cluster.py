@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from keras_turbo.wording import listed, quoted
+from keras_turbo.report import listed, quoted
 
 # A name or an address of version 4, or one of version 6 in brackets; then the port.
 _ADDRESS = re.compile(r"(?:\[(?P<v6>[0-9A-Za-z:.%]+)\]|(?P<name>[^\s:/\[\]\x00-\x1f\x7f]+)):(?P<port>[0-9]{1,5})")

@@ -19,7 +19,7 @@ from keras_turbo.distribution.cluster import (
 from keras_turbo.distribution.kubernetes import INDEX, SERVICE, WORKERS, completion_index, read_kubernetes
 from keras_turbo.distribution.slurm import read_slurm, read_step
 from keras_turbo.distribution.tf_config import VARIABLE, read_tf_config
-from keras_turbo.wording import listed
+from keras_turbo.report import listed
 
 # Kubernetes sets it in all pods, those of Kubeflow as well.
 _IN_A_POD = "KUBERNETES_SERVICE_HOST"
@@ -79,8 +79,7 @@ def _warn_of_independent_processes(environ: Mapping[str, str]) -> None:
     if completion_index(environ):
         warnings.warn(
             f"This is pod {environ[INDEX]} of an indexed job, and trains on its own: {WORKERS} and {SERVICE} are not "
-            "set. If the pods shall train together, set both in the manifest (python -m keras_turbo launch "
-            "--print-kubernetes writes one).",
+            "set. If the pods shall train together, set both in the manifest (docs/kubernetes.yaml is one).",
             stacklevel=4,
         )
     step = read_step(environ)

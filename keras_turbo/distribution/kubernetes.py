@@ -12,7 +12,7 @@ import socket
 from collections.abc import Mapping
 
 from keras_turbo.distribution.cluster import Cluster, ClusterError, check_addresses, whole_number
-from keras_turbo.wording import quoted
+from keras_turbo.report import quoted
 
 INDEX = "JOB_COMPLETION_INDEX"
 WORKERS = "KERAS_TURBO_WORKERS"

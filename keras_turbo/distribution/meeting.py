@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from keras_turbo.distribution.cluster import MOST_SHOWN, Cluster, ClusterError, split_address
-from keras_turbo.wording import listed, quoted
+from keras_turbo.report import listed, quoted
 
 # What a worker says is some hundred bytes; a list of 10,000 addresses has 300,000. Whoever sends more is no worker.
 _MOST_BYTES = 4_000_000

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from keras_turbo.distribution.cluster import Cluster, ClusterError, check_addresses, whole_number
 from keras_turbo.distribution.kubernetes import given_port
-from keras_turbo.wording import quoted
+from keras_turbo.report import quoted
 
 NODES = "SLURM_STEP_NODELIST"
 TASKS_PER_NODE = "SLURM_STEP_TASKS_PER_NODE"

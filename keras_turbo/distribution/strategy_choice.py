@@ -17,7 +17,7 @@ from keras_turbo.distribution.environment import check_cluster, cluster_of
 from keras_turbo.distribution.meeting import meet
 from keras_turbo.distribution.server_start import give_sigterm_back, reach_directly
 from keras_turbo.distribution.strategies import is_ours, mirrored, multi_worker
-from keras_turbo.wording import quoted
+from keras_turbo.report import quoted
 
 Name = Literal["auto", "mirrored", "multi_worker", "one_device", "tpu"]
 NAMES: tuple[Name, ...] = get_args(Name)

@@ -7,7 +7,7 @@ import re
 from typing import Any, NoReturn
 
 from keras_turbo.distribution.cluster import Cluster, ClusterError, check_addresses
-from keras_turbo.wording import listed, quoted
+from keras_turbo.report import listed, quoted
 
 VARIABLE = "TF_CONFIG"
 

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from keras_turbo.devices.cpu import cores
 from keras_turbo.distribution.cluster import (
     MOST_SHOWN,
     RESOLVE_SECONDS,
@@ -21,7 +20,8 @@ from keras_turbo.distribution.kubernetes import completion_index, read_kubernete
 from keras_turbo.distribution.slurm import read_step
 from keras_turbo.distribution.tf_config import read_tf_config
 from keras_turbo.doctor.findings import Finding
-from keras_turbo.wording import listed
+from keras_turbo.machine import cores
+from keras_turbo.report import listed
 
 TOPIC = "cluster"
 
@@ -70,12 +70,12 @@ def read_cluster(
     slurm, machines = _slurm(environ, cores().usable if usable_cores is None else usable_cores)
     found += [*slurm, *_kubernetes(environ)]
     if not found:
-        found = [Finding(TOPIC, "fine", "No cluster variables: one process.")]
+        found = [Finding(TOPIC, "ok", "No cluster variables: one process.")]
     return ClusterFindings(tuple(found), max(1, len(hosts), machines))
 
 
 def _wrong(error: ClusterError) -> Finding:
-    return Finding(TOPIC, "wrong", error.text, error.remedy)
+    return Finding(TOPIC, "error", error.text, error.remedy)
 
 
 def _tf_config(text: str) -> tuple[list[Finding], list[str]]:
@@ -86,11 +86,11 @@ def _tf_config(text: str) -> tuple[list[Finding], list[str]]:
         return [_wrong(error)], []
     if cluster is None:
         # Launchers write that for a single machine; TensorFlow takes it so, too.
-        return [Finding(TOPIC, "fine", "TF_CONFIG names no cluster: one process.")], []
+        return [Finding(TOPIC, "ok", "TF_CONFIG names no cluster: one process.")], []
     if cluster.task_type == "evaluator" and "evaluator" not in cluster.tasks:
-        return [Finding(TOPIC, "fine", "TF_CONFIG: this is an evaluator, which the cluster does not wait for.")], []
+        return [Finding(TOPIC, "ok", "TF_CONFIG: this is an evaluator, which the cluster does not wait for.")], []
     every = [address for addresses in cluster.tasks.values() for address in addresses]
-    return [Finding(TOPIC, "fine", _place(cluster, len(every)))], every
+    return [Finding(TOPIC, "ok", _place(cluster, len(every)))], every
 
 
 def _place(cluster: Cluster, number: int) -> str:
@@ -103,13 +103,13 @@ def _unresolved(addresses: list[str], resolve: Callable[[str], Any] | None, seco
     found = []
     if resolved.unknown:
         found.append(
-            Finding(TOPIC, "wrong", f"TF_CONFIG: {unknown_hosts_fact(resolved.unknown)}", UNKNOWN_HOSTS_REMEDY)
+            Finding(TOPIC, "error", f"TF_CONFIG: {unknown_hosts_fact(resolved.unknown)}", UNKNOWN_HOSTS_REMEDY)
         )
     if resolved.silent:
         found.append(
             Finding(
                 TOPIC,
-                "could be better",
+                "warning",
                 f"TF_CONFIG: the name server did not answer within {seconds:g} s; not checked: "
                 f"{listed(resolved.silent, MOST_SHOWN)}.",
                 "A slow name server delays the start of every worker: see /etc/resolv.conf.",
@@ -130,7 +130,7 @@ def _slurm(environ: Mapping[str, str], usable_cores: float) -> tuple[list[Findin
         return [
             Finding(
                 TOPIC,
-                "could be better",
+                "warning",
                 f"{job} has {step.tasks} tasks, and this process is none of them.",
                 "Start the script by srun: otherwise it runs once, on the first machine.",
             )
@@ -145,18 +145,18 @@ def _slurm(environ: Mapping[str, str], usable_cores: float) -> tuple[list[Findin
         found = [
             Finding(
                 TOPIC,
-                "could be better",
+                "warning",
                 f"{job}: {machines}, and fewer tasks ({tasks}): some machines do nothing.",
                 "Start as many tasks as machines (srun --ntasks-per-node=1), or ask for fewer machines.",
             )
         ]
     else:
-        found = [Finding(TOPIC, "fine", f"{job}: task {step.number} (from 0) of {tasks}, {machines}.")]
+        found = [Finding(TOPIC, "ok", f"{job}: task {step.number} (from 0) of {tasks}, {machines}.")]
     if step.cpus_per_task is None and usable_cores < _FEW_CORES:
         found.append(
             Finding(
                 TOPIC,
-                "could be better",
+                "warning",
                 f"SLURM_CPUS_PER_TASK is not set, and this process has {usable_cores:g} "
                 f"core{'' if usable_cores == 1 else 's'}: Slurm gives each task one unless it is asked for more.",
                 "sbatch --cpus-per-task=8, and srun --cpus-per-task=8, which does not take it over since Slurm 22.05.",
@@ -173,9 +173,9 @@ def _kubernetes(environ: Mapping[str, str]) -> list[Finding]:
         return [_wrong(error)]
     if index is None:
         if "KUBERNETES_SERVICE_HOST" in environ:
-            return [Finding(TOPIC, "fine", "In a pod of Kubernetes; no index of an indexed job.")]
+            return [Finding(TOPIC, "ok", "In a pod of Kubernetes; no index of an indexed job.")]
         return []
     fact = f"Pod {index} (from 0) of an indexed job of Kubernetes"
     if cluster is None:
-        return [Finding(TOPIC, "fine", f"{fact}.")]
-    return [Finding(TOPIC, "fine", f"{fact}, which {len(cluster.addresses)} workers train in.")]
+        return [Finding(TOPIC, "ok", f"{fact}.")]
+    return [Finding(TOPIC, "ok", f"{fact}, which {len(cluster.addresses)} workers train in.")]

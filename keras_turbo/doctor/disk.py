@@ -205,12 +205,12 @@ def _kind(disk: Disk) -> list[Finding]:
     where = f"{disk.folder}: {disk.kind or 'unknown file system'}"
     figures = {"file_system": disk.kind}
     if disk.kind is None:
-        return [Finding(TOPIC, "fine", f"{where}.", figures=figures)]
+        return [Finding(TOPIC, "ok", f"{where}.", figures=figures)]
     if disk.kind in ("9p", "virtiofs"):
         return [
             Finding(
                 TOPIC,
-                "could be better",
+                "warning",
                 f"{where}, a folder of the host, seen through the virtual machine: many small files are slow.",
                 "Copy the data to a disk of its own first, or put it into TFRecord shards.",
                 figures,
@@ -221,7 +221,7 @@ def _kind(disk: Disk) -> list[Finding]:
         return [
             Finding(
                 TOPIC,
-                "could be better",
+                "warning",
                 f"{where}, over the network from {disk.source}: many small files are slow, and a stall there stalls "
                 "training.",
                 "Copy the data to a local disk first, or put it into TFRecord shards; save checkpoints in the "
@@ -233,7 +233,7 @@ def _kind(disk: Disk) -> list[Finding]:
         return [
             Finding(
                 TOPIC,
-                "could be better",
+                "warning",
                 f"{where}, the container's own layer: what is written here goes with the container.",
                 "Mount a volume for data and checkpoints (docker run -v).",
                 figures,
@@ -243,13 +243,13 @@ def _kind(disk: Disk) -> list[Finding]:
         return [
             Finding(
                 TOPIC,
-                "could be better",
+                "warning",
                 f"{where}: in memory. It counts against the memory limit, and a reboot empties it.",
                 "Fine for a copy of the data; put checkpoints elsewhere.",
                 figures,
             )
         ]
-    return [Finding(TOPIC, "fine", f"{where}.", figures=figures)]
+    return [Finding(TOPIC, "ok", f"{where}.", figures=figures)]
 
 
 def _rates(disk: Disk) -> list[Finding]:
@@ -257,7 +257,7 @@ def _rates(disk: Disk) -> list[Finding]:
         return [
             Finding(
                 TOPIC,
-                "could be better",
+                "warning",
                 f"Nothing can be written to {disk.folder}: {disk.why_not_written}. Its rates were not measured.",
                 "Make room, or see the quota and the inodes (quota, df -i)."
                 if "ENOSPC" in disk.why_not_written or "EDQUOT" in disk.why_not_written
@@ -268,7 +268,7 @@ def _rates(disk: Disk) -> list[Finding]:
         return [
             Finding(
                 TOPIC,
-                "could be better",
+                "warning",
                 f"The rates of {disk.folder} were not measured: that needs {4 * _BLOCK_BYTES / _MB:.0f} MB of room.",
                 "Make room.",
             )
@@ -280,20 +280,20 @@ def _rates(disk: Disk) -> list[Finding]:
         advice.append('Read data once: FastDataset(..., cache="auto"), or copy it to a faster disk.')
     if disk.write_mb_per_s < _SLOW_WRITE_MB_PER_S:
         advice.append("Save checkpoints to a faster disk, or less often.")
-    return [Finding(TOPIC, "could be better" if advice else "fine", fact, " ".join(advice) or None, figures)]
+    return [Finding(TOPIC, "warning" if advice else "ok", fact, " ".join(advice) or None, figures)]
 
 
 def _space(disk: Disk) -> list[Finding]:
     if disk.free_bytes is None:
-        return [Finding(TOPIC, "fine", f"{disk.folder} does not tell how much room it has.")]
+        return [Finding(TOPIC, "ok", f"{disk.folder} does not tell how much room it has.")]
     figures = {"free_gb": disk.free_bytes / _GB}
     room = f"{disk.free_bytes / _GB:,.1f} GB" if disk.free_bytes >= _GB else f"{disk.free_bytes / _MB:.0f} MB"
     fact = f"{room} free in {disk.folder}."
     if disk.free_bytes < _NO_SPACE_BYTES:
-        return [Finding(TOPIC, "wrong", fact, "The next checkpoint will fail: make room.", figures)]
+        return [Finding(TOPIC, "error", fact, "The next checkpoint will fail: make room.", figures)]
     if disk.free_bytes < _LITTLE_SPACE_BYTES:
-        return [Finding(TOPIC, "could be better", fact, "Make room for checkpoints and caches.", figures)]
-    return [Finding(TOPIC, "fine", fact, figures=figures)]
+        return [Finding(TOPIC, "warning", fact, "Make room for checkpoints and caches.", figures)]
+    return [Finding(TOPIC, "ok", fact, figures=figures)]
 
 
 def _unescaped(text: str) -> str:

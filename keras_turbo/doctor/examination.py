@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from keras_turbo.doctor import cluster, disk, gpus, network, processor, versions
-from keras_turbo.doctor.findings import Finding, Report, not_examined
+from keras_turbo.doctor.findings import Examination, Finding, not_examined
 from keras_turbo.doctor.gpu_wiring import Driver, read_driver
 from keras_turbo.monitor.time_limit import answer_within
 
@@ -24,7 +24,7 @@ _SYSTEM_SECONDS = 10.0
 _DISK_SECONDS = 20.0
 
 
-def examine(version: str, folder: Path) -> Report:
+def examine(version: str, folder: Path) -> Examination:
     """Looks at this machine. It takes a few seconds, and leaves nothing behind.
 
     Args:
@@ -71,7 +71,7 @@ def examine(version: str, folder: Path) -> Report:
     measured, found_of_disk = _asked(disk.TOPIC, _DISK_SECONDS, lambda: disk.read_disk(folder), f"The disk of {folder}")
     if measured is not None:
         found_of_disk += _judged(disk.TOPIC, lambda: disk.findings(measured))
-    return Report(
+    return Examination(
         version,
         (
             *found_of_versions,

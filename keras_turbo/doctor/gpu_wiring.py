@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from keras_turbo.devices.gpus import Gpu
-from keras_turbo.monitor.counters import GpuCounters, NvmlQuestions
+from keras_turbo.monitor.counters import Gpu, GpuCounters, NvmlQuestions
 from keras_turbo.monitor.nvml import NvmlSession
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from keras_turbo.doctor.findings import Finding
 from keras_turbo.doctor.gpu_wiring import Driver, PcieLink
 from keras_turbo.monitor.counters import GpuCounters
-from keras_turbo.wording import listed, quoted
+from keras_turbo.report import listed, quoted
 
 TOPIC = "GPUs"
 
@@ -40,7 +40,7 @@ def findings(
         found += [dataclasses.replace(one, subject=f"GPU {counters.gpu.index}") for one in of_one]
     found += _nvlink(driver)
     if driver.problem is not None:
-        found.append(Finding(TOPIC, "could be better", driver.problem, "See nvidia-smi and the kernel's log (dmesg)."))
+        found.append(Finding(TOPIC, "warning", driver.problem, "See nvidia-smi and the kernel's log (dmesg)."))
     return found
 
 
@@ -52,24 +52,24 @@ def _no_gpu(driver: Driver, gpus_of_tensorflow: int, root: Path) -> Finding:
         number = f"{gpus_of_tensorflow} GPU{'' if gpus_of_tensorflow == 1 else 's'}"
         return Finding(
             TOPIC,
-            "could be better",
+            "warning",
             f"TensorFlow lists {number}, of which there are no figures here. {reason}",
             remedy or "Training is not touched by it.",
         )
     if "hides every GPU" in reason:
         return Finding(
             TOPIC,
-            "could be better",
+            "warning",
             f"No GPU: {reason}",
             "Unset it, unless you mean it. nvidia-smi -L lists the numbers and UUIDs that it takes, each once.",
         )
     if any((root / "dev").glob("nvidia[0-9]*")):
         return Finding(
-            TOPIC, "wrong", f"An NVIDIA GPU is there and can't be used. {reason}", remedy or "See nvidia-smi."
+            TOPIC, "error", f"An NVIDIA GPU is there and can't be used. {reason}", remedy or "See nvidia-smi."
         )
     return Finding(
         TOPIC,
-        "could be better",
+        "warning",
         f"No GPU, so training runs on the CPU. {reason}",
         remedy or "Nothing, if training on the CPU is meant.",
     )
@@ -85,7 +85,7 @@ def _ignored_entries(driver: Driver, environ: Mapping[str, str]) -> list[Finding
     return [
         Finding(
             TOPIC,
-            "could be better",
+            "warning",
             f"CUDA_VISIBLE_DEVICES={quoted(value)} names {len(entries)} GPUs, and this process has {number}: CUDA "
             f"stops at the first that is not there, {quoted(entries[number].strip())}.",
             "Correct it: nvidia-smi -L lists the numbers and UUIDs that there are.",
@@ -101,7 +101,7 @@ def _abilities(counters: GpuCounters) -> Finding:
     if hardware.tensor_cores is False:
         return Finding(
             TOPIC,
-            "could be better",
+            "warning",
             f"{fact}, no Tensor Cores.",
             "Mixed precision saves memory here, not time: train in float32.",
             figures,
@@ -111,7 +111,7 @@ def _abilities(counters: GpuCounters) -> Finding:
         fact += f", Tensor Cores for {types}: kt.use_mixed_precision() uses them"
     if gpu.is_mig:
         fact += "; a MIG instance: it has no utilization figure"
-    return Finding(TOPIC, "fine", f"{fact}.", figures=figures)
+    return Finding(TOPIC, "ok", f"{fact}.", figures=figures)
 
 
 def _pcie(link: PcieLink) -> list[Finding]:
@@ -127,7 +127,7 @@ def _pcie(link: PcieLink) -> list[Finding]:
         return [
             Finding(
                 TOPIC,
-                "could be better",
+                "warning",
                 f"PCIe x{link.width} of x{link.width_of_gpu}: batches get to the GPU at {link.width}/"
                 f"{link.width_of_gpu} of the rate.",
                 "Put it into a slot with all lanes; reseat it, and look at riser and bifurcation in the firmware.",
@@ -138,7 +138,7 @@ def _pcie(link: PcieLink) -> list[Finding]:
         return [
             Finding(
                 TOPIC,
-                "could be better",
+                "warning",
                 f"PCIe generation {link.generation_of_slot} of {link.generation_of_gpu}: the slot or the processor "
                 "has no more.",
                 "Look at the slot's setting in the firmware; keep images uint8 until they are on the GPU.",
@@ -147,7 +147,7 @@ def _pcie(link: PcieLink) -> list[Finding]:
         ]
     idle = link.generation is not None and link.generation < link.generation_of_slot
     now = f" (now {link.generation}, as long as it has nothing to do)" if idle else ""
-    return [Finding(TOPIC, "fine", f"PCIe generation {link.generation_of_slot} x{link.width}{now}.", figures=figures)]
+    return [Finding(TOPIC, "ok", f"PCIe generation {link.generation_of_slot} x{link.width}{now}.", figures=figures)]
 
 
 def _held_back(counters: GpuCounters) -> list[Finding]:
@@ -158,7 +158,7 @@ def _held_back(counters: GpuCounters) -> list[Finding]:
         found.append(
             Finding(
                 TOPIC,
-                "could be better",
+                "warning",
                 f"Held below its clocks by: {listed(sorted(reasons))}.",
                 "Heat: look at fans and air. clock_limit: nvidia-smi -rgc; nvidia-smi -rac. The others: the power "
                 "supply.",
@@ -169,7 +169,7 @@ def _held_back(counters: GpuCounters) -> list[Finding]:
         found.append(
             Finding(
                 TOPIC,
-                "could be better",
+                "warning",
                 f"{used / 1024:.1f} of {total / 1024:.0f} GB are taken by other processes.",
                 "nvidia-smi names them. TensorFlow takes all that is left unless it is told to grow "
                 "(TF_FORCE_GPU_ALLOW_GROWTH=true).",
@@ -190,13 +190,13 @@ def _nvlink(driver: Driver) -> list[Finding]:
     if len(pairs) == possible:
         active = sorted({count for count in links if count})
         number_of_links = f", {listed(active)} links each" if active else ""
-        return [Finding(TOPIC, "fine", f"NVLink between all {number} GPUs{number_of_links}.", figures=figures)]
+        return [Finding(TOPIC, "ok", f"NVLink between all {number} GPUs{number_of_links}.", figures=figures)]
     if any(count == 0 for count in links):
         down = [counters.gpu.index for counters, count in zip(driver.gpus, links, strict=True) if count == 0]
         return [
             Finding(
                 TOPIC,
-                "could be better",
+                "warning",
                 f"NVLink is there and not up on GPU {listed(down)}.",
                 "On machines with NVSwitch: systemctl start nvidia-fabricmanager. Otherwise look at the bridge.",
                 figures,
@@ -204,5 +204,5 @@ def _nvlink(driver: Driver) -> list[Finding]:
         ]
     if pairs:
         text = listed([f"{driver.gpus[a].gpu.index}-{driver.gpus[b].gpu.index}" for a, b in sorted(pairs)])
-        return [Finding(TOPIC, "could be better", f"NVLink between GPUs {text} only.", slow, figures)]
-    return [Finding(TOPIC, "could be better", f"No NVLink between the {number} GPUs.", slow, figures)]
+        return [Finding(TOPIC, "warning", f"NVLink between GPUs {text} only.", slow, figures)]
+    return [Finding(TOPIC, "warning", f"No NVLink between the {number} GPUs.", slow, figures)]

@@ -86,7 +86,7 @@ def findings(
         found.append(
             Finding(
                 TOPIC,
-                "could be better" if has_many_machines else "fine",
+                "warning" if has_many_machines else "ok",
                 "No RDMA devices"
                 + (": machines talk over TCP." if has_many_machines else "; they matter between machines only."),
                 "Larger batches or gradient accumulation make the exchanges rarer. In a container, pass the devices in "
@@ -98,34 +98,32 @@ def findings(
     for port in network.ports:
         text = f"RDMA port {port.name}: {port.link_layer or 'unknown kind'}, {port.rate or 'unknown rate'}"
         if port.is_active:
-            found.append(Finding(TOPIC, "fine", f"{text}."))
+            found.append(Finding(TOPIC, "ok", f"{text}."))
         else:
-            found.append(Finding(TOPIC, "could be better", f"{text}, not up.", "Look at cable, switch and ibstat."))
+            found.append(Finding(TOPIC, "warning", f"{text}, not up.", "Look at cable, switch and ibstat."))
     if gpu_number and any(port.is_active for port in network.ports) and not network.has_gpu_direct:
         found.append(
             Finding(
                 TOPIC,
-                "could be better",
+                "warning",
                 "RDMA devices can't read the GPUs' memory: the kernel module nvidia_peermem is not loaded.",
                 "sudo modprobe nvidia_peermem (newer kernels do it by dma-buf without the module).",
             )
         )
     if gpu_number > 1:
         found.append(
-            Finding(TOPIC, "fine", f"NCCL {nccl} (pip).")
+            Finding(TOPIC, "ok", f"NCCL {nccl} (pip).")
             if nccl is not None
             else Finding(
                 TOPIC,
-                "could be better",
+                "warning",
                 "NCCL is not among pip's packages; the system's is taken if it is there.",
                 'pip install "tensorflow[and-cuda]" brings it.',
             )
         )
     set_switches = [name for name in _NCCL_SWITCHES if environ.get(name, "0") not in ("", "0")]
     found += [
-        Finding(
-            TOPIC, "could be better", f"{name} is set: {_NCCL_SWITCHES[name]}.", f"unset {name}, unless you mean it."
-        )
+        Finding(TOPIC, "warning", f"{name} is set: {_NCCL_SWITCHES[name]}.", f"unset {name}, unless you mean it.")
         for name in set_switches
     ]
     return found

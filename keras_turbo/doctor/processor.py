@@ -7,11 +7,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from keras_turbo.devices.cpu import Cores, cores
-from keras_turbo.devices.free_memory import free_memory_bytes, memory_limit_bytes
-from keras_turbo.devices.hardware import cpu_from_cpuinfo
 from keras_turbo.doctor.findings import Finding
-from keras_turbo.wording import listed
+from keras_turbo.machine import Cores, cores, cpu_features, free_memory_bytes, memory_limit_bytes
+from keras_turbo.report import listed
 
 TOPIC = "CPU and memory"
 
@@ -68,17 +66,7 @@ def read_processor(root: Path = Path("/")) -> Processor:
     """
     import psutil
 
-    try:
-        text = (root / "proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:  # no Linux
-        text = ""
-    flags = {
-        flag
-        for line in text.splitlines()
-        if line.partition(":")[0].strip().lower() in ("flags", "features")
-        for flag in line.partition(":")[2].split()
-    }
-    cpu = cpu_from_cpuinfo(text)
+    cpu = cpu_features(root / "proc/cpuinfo")
     try:
         memory, free = psutil.virtual_memory().total, free_memory_bytes(root)
     except (psutil.Error, OSError, ValueError):  # /proc is not mounted, or is not that of Linux
@@ -86,7 +74,7 @@ def read_processor(root: Path = Path("/")) -> Processor:
     shm, shm_free = _room_in(root / "dev/shm")
     return Processor(
         name=cpu.name,
-        instructions=tuple(one for one in _VECTOR_INSTRUCTIONS if one in flags) if flags else None,
+        instructions=tuple(one for one in _VECTOR_INSTRUCTIONS if one in cpu.flags) if cpu.flags else None,
         bfloat16_instructions=cpu.bfloat16_instructions,
         cores=cores(root),
         memory_bytes=memory,
@@ -118,27 +106,27 @@ def findings(processor: Processor, environ: Mapping[str, str], gpu_number: int) 
 
 def _instructions(processor: Processor, environ: Mapping[str, str]) -> list[Finding]:
     if processor.instructions is None:
-        found = [Finding(TOPIC, "fine", f"{processor.name}.")]
+        found = [Finding(TOPIC, "ok", f"{processor.name}.")]
     else:
         fact = f"{processor.name}: {listed(processor.instructions) or 'no vector instructions'}"
         if "asimd" not in processor.instructions and "avx2" not in processor.instructions:
             found = [
                 Finding(
                     TOPIC,
-                    "could be better",
+                    "warning",
                     f"{fact}; no AVX2: several times slower than processors since 2013.",
                     "In a virtual machine, pass the host's processor through (-cpu host).",
                 )
             ]
         elif processor.bfloat16_instructions:
-            found = [Finding(TOPIC, "fine", f"{fact}; multiplies bfloat16: kt.use_mixed_precision() measures it.")]
+            found = [Finding(TOPIC, "ok", f"{fact}; multiplies bfloat16: kt.use_mixed_precision() measures it.")]
         else:
-            found = [Finding(TOPIC, "fine", f"{fact}.")]
+            found = [Finding(TOPIC, "ok", f"{fact}.")]
     if environ.get("TF_ENABLE_ONEDNN_OPTS", "1").lower() in ("0", "false"):
         found.append(
             Finding(
                 TOPIC,
-                "could be better",
+                "warning",
                 "TF_ENABLE_ONEDNN_OPTS=0 switches TensorFlow's fast CPU operations off.",
                 "Unset it, unless results must be those of a machine without them, bit for bit.",
             )
@@ -154,7 +142,7 @@ def _cores(have: Cores, gpu_number: int) -> list[Finding]:
         found = [
             Finding(
                 TOPIC,
-                "could be better",
+                "warning",
                 f"The container's quota is worth {number}; TensorFlow sees {have.affinity} and starts as "
                 "many threads, which are then stopped in turn.",
                 f"TF_NUM_INTRAOP_THREADS={threads} TF_NUM_INTEROP_THREADS={threads}, or a larger quota (docker --cpus, "
@@ -166,7 +154,7 @@ def _cores(have: Cores, gpu_number: int) -> list[Finding]:
         found = [
             Finding(
                 TOPIC,
-                "could be better",
+                "warning",
                 f"1 core of the machine's {have.machine}: reading, decoding and training take turns on it.",
                 "Ask for more: sbatch --cpus-per-task, docker --cpuset-cpus, taskset. An OpenMP setting such as "
                 "KMP_AFFINITY may also have bound it.",
@@ -177,18 +165,18 @@ def _cores(have: Cores, gpu_number: int) -> list[Finding]:
         found = [
             Finding(
                 TOPIC,
-                "fine",
+                "ok",
                 f"{number} of the machine's {have.machine} (affinity: Slurm, taskset or a cpuset).",
                 figures=figures,
             )
         ]
     else:
-        found = [Finding(TOPIC, "fine", f"{number}, all that the machine has.", figures=figures)]
+        found = [Finding(TOPIC, "ok", f"{number}, all that the machine has.", figures=figures)]
     if gpu_number and have.usable < _FEW_CORES_A_GPU * gpu_number:
         found.append(
             Finding(
                 TOPIC,
-                "could be better",
+                "warning",
                 f"{have.usable / gpu_number:g} cores for each GPU: they may not decode images as fast as it trains.",
                 'Ask for more (sbatch --cpus-per-task), or decode once: FastDataset(..., cache="auto").',
             )
@@ -202,7 +190,7 @@ def _memory(processor: Processor) -> list[Finding]:
         return [
             Finding(
                 TOPIC,
-                "could be better",
+                "warning",
                 "The system does not tell how much memory there is.",
                 "Mount /proc; without it nothing can tell whether decoded data fits into memory.",
             )
@@ -219,32 +207,30 @@ def _memory(processor: Processor) -> list[Finding]:
         return [
             Finding(
                 TOPIC,
-                "could be better",
+                "warning",
                 f"{fact}.",
                 "Give it more (docker --memory, sbatch --mem), or end what takes it: with less, training is killed "
                 "without a word.",
                 figures,
             )
         ]
-    return [Finding(TOPIC, "fine", f"{fact}.", figures=figures)]
+    return [Finding(TOPIC, "ok", f"{fact}.", figures=figures)]
 
 
 def _shm(size: int | None, free: int | None, gpu_number: int) -> list[Finding]:
     if size is None or free is None:
         return [
-            Finding(
-                TOPIC, "could be better", "There is no /dev/shm: worker processes can't share arrays.", "Mount a tmpfs."
-            )
+            Finding(TOPIC, "warning", "There is no /dev/shm: worker processes can't share arrays.", "Mount a tmpfs.")
         ]
     figures = {"shm_mb": size / 2**20, "shm_free_mb": free / 2**20}
     if size > _SMALL_SHM_BYTES:
         fact = f"/dev/shm: {free / _GB:.1f} GB free of {size / _GB:.1f}."
         if free > _SMALL_SHM_BYTES:
-            return [Finding(TOPIC, "fine", fact, figures=figures)]
+            return [Finding(TOPIC, "ok", fact, figures=figures)]
         return [
             Finding(
                 TOPIC,
-                "could be better",
+                "warning",
                 f"{fact} Worker processes and NCCL fail when it is full.",
                 "Remove what programs that were killed left there (ls -l /dev/shm).",
                 figures,
@@ -254,7 +240,7 @@ def _shm(size: int | None, free: int | None, gpu_number: int) -> list[Finding]:
     return [
         Finding(
             TOPIC,
-            "wrong" if many else "could be better",
+            "error" if many else "warning",
             f"/dev/shm has {size / 2**20:.0f} MB: "
             + ("NCCL fails with it" if many else "too few for worker processes")
             + ".",

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from keras_turbo.doctor.findings import Finding, version_tuple
 from keras_turbo.doctor.gpu_wiring import Driver
-from keras_turbo.wording import listed
+from keras_turbo.report import listed
 
 TOPIC = "versions"
 
@@ -98,7 +98,7 @@ def findings(versions: Versions, driver: Driver) -> list[Finding]:
         found.append(
             Finding(
                 TOPIC,
-                "could be better",
+                "warning",
                 f"Keras runs on {versions.backend}.",
                 "FastDataset, tune and distribute are for TensorFlow: set KERAS_BACKEND=tensorflow.",
             )
@@ -107,7 +107,7 @@ def findings(versions: Versions, driver: Driver) -> list[Finding]:
         found.append(
             Finding(
                 TOPIC,
-                "wrong",
+                "error",
                 "TF_USE_LEGACY_KERAS is set: tf.keras is Keras 2, whose models are not those of keras.",
                 "Unset TF_USE_LEGACY_KERAS, or write keras.* everywhere instead of tf.keras.*.",
             )
@@ -116,10 +116,10 @@ def findings(versions: Versions, driver: Driver) -> list[Finding]:
     if driver.gpus:
         found += _cuda(versions, driver)
     elif versions.gpus_of_tensorflow:
-        found.append(Finding(TOPIC, "fine", f"TensorFlow lists GPUs: {versions.gpus_of_tensorflow}."))
+        found.append(Finding(TOPIC, "ok", f"TensorFlow lists GPUs: {versions.gpus_of_tensorflow}."))
     elif versions.built_for_cuda is not None:
         found.append(
-            Finding(TOPIC, "fine", f"This TensorFlow was built for CUDA {versions.built_for_cuda}; no GPU is there.")
+            Finding(TOPIC, "ok", f"This TensorFlow was built for CUDA {versions.built_for_cuda}; no GPU is there.")
         )
     return found
 
@@ -127,10 +127,10 @@ def findings(versions: Versions, driver: Driver) -> list[Finding]:
 def _python_packages(versions: Versions) -> Finding:
     fact = f"Python {versions.python}, TensorFlow {versions.tensorflow}, Keras {versions.keras}."
     if version_tuple(versions.tensorflow) < _OLDEST_TENSORFLOW:
-        return Finding(TOPIC, "wrong", fact, "TensorFlow 2.17 or later is needed: pip install -U tensorflow.")
+        return Finding(TOPIC, "error", fact, "TensorFlow 2.17 or later is needed: pip install -U tensorflow.")
     if not _OLDEST_KERAS <= version_tuple(versions.keras) < _TOO_NEW_KERAS:
-        return Finding(TOPIC, "wrong", fact, 'Keras from 3.12 to below 4 is needed: pip install "keras>=3.12,<4".')
-    return Finding(TOPIC, "fine", fact)
+        return Finding(TOPIC, "error", fact, 'Keras from 3.12 to below 4 is needed: pip install "keras>=3.12,<4".')
+    return Finding(TOPIC, "ok", fact)
 
 
 def _tensorflow_io(versions: Versions) -> list[Finding]:
@@ -139,13 +139,13 @@ def _tensorflow_io(versions: Versions) -> list[Finding]:
     fact = f"tensorflow-io {versions.tensorflow_io}"
     fitting = _TENSORFLOW_IO.get(version_tuple(versions.tensorflow_io)[:2])
     if fitting is None:
-        return [Finding(TOPIC, "fine", f"{fact}: not known to keras_turbo.")]
+        return [Finding(TOPIC, "ok", f"{fact}: not known to keras_turbo.")]
     if version_tuple(versions.tensorflow)[:2] in fitting:
-        return [Finding(TOPIC, "fine", f"{fact} fits this TensorFlow.")]
+        return [Finding(TOPIC, "ok", f"{fact} fits this TensorFlow.")]
     return [
         Finding(
             TOPIC,
-            "could be better",
+            "warning",
             f"{fact} does not load on TensorFlow {versions.tensorflow}: s3:// and audio files can't be read by it.",
             'Where you need them: pip install "tensorflow>=2.17,<2.18" "tensorflow-io==0.37.1".',
         )
@@ -158,7 +158,7 @@ def _cuda(versions: Versions, driver: Driver) -> list[Finding]:
         return [
             Finding(
                 TOPIC,
-                "wrong",
+                "error",
                 f"{_gpus(len(driver.gpus))}, and this TensorFlow was built without CUDA: it trains on the CPU.",
                 f"pip uninstall tensorflow-cpu; {with_cuda}",
             )
@@ -172,7 +172,7 @@ def _cuda(versions: Versions, driver: Driver) -> list[Finding]:
         found.append(
             Finding(
                 TOPIC,
-                "wrong",
+                "error",
                 f"{_gpus(len(driver.gpus))}, and TensorFlow lists none: it found no CUDA libraries that fit. It names "
                 "those that are missing when it is imported without TF_CPP_MIN_LOG_LEVEL.",
                 f"{with_cuda}, and take other CUDA folders out of LD_LIBRARY_PATH.",
@@ -182,7 +182,7 @@ def _cuda(versions: Versions, driver: Driver) -> list[Finding]:
         found.append(
             Finding(
                 TOPIC,
-                "could be better",
+                "warning",
                 f"The driver has {len(driver.gpus)} GPUs for this process, TensorFlow lists "
                 f"{versions.gpus_of_tensorflow}.",
                 "TensorFlow leaves out GPUs that are much slower than the others (TF_MIN_GPU_MULTIPROCESSOR_COUNT).",
@@ -195,15 +195,15 @@ def _driver(built_for: str, driver: Driver) -> Finding:
     build = version_tuple(built_for)[:2]
     fact = f"NVIDIA driver {driver.version or 'of unknown version'}"
     if driver.cuda_version is None:
-        return Finding(TOPIC, "fine", f"{fact}; TensorFlow was built for CUDA {built_for}.")
+        return Finding(TOPIC, "ok", f"{fact}; TensorFlow was built for CUDA {built_for}.")
     fact += f" runs CUDA up to {driver.cuda_version[0]}.{driver.cuda_version[1]}; TensorFlow was built for {built_for}."
     if driver.cuda_version[0] < build[0]:
-        return Finding(TOPIC, "wrong", fact, f"Install a driver for CUDA {build[0]} or later.")
+        return Finding(TOPIC, "error", fact, f"Install a driver for CUDA {build[0]} or later.")
     if driver.cuda_version < build:
         # NVIDIA promises that programs run on an older driver of the same major version, but its compiler for XLA does
         # not take newer code.
-        return Finding(TOPIC, "could be better", fact, "It works; XLA may not. Install a newer driver.")
-    return Finding(TOPIC, "fine", fact)
+        return Finding(TOPIC, "warning", fact, "It works; XLA may not. Install a newer driver.")
+    return Finding(TOPIC, "ok", fact)
 
 
 def _libraries(versions: Versions, with_cuda: str) -> list[Finding]:
@@ -211,7 +211,7 @@ def _libraries(versions: Versions, with_cuda: str) -> list[Finding]:
         return [
             Finding(
                 TOPIC,
-                "fine",
+                "ok",
                 "CUDA's libraries are not those of pip: the system's are taken, if they are there.",
             )
         ]
@@ -228,17 +228,15 @@ def _libraries(versions: Versions, with_cuda: str) -> list[Finding]:
             return [
                 Finding(
                     TOPIC,
-                    "wrong" if is_wrong else "could be better",
+                    "error" if is_wrong else "warning",
                     f"{name} {installed} is installed; this TensorFlow was built for {built_for}.",
                     with_cuda,
                 )
             ]
     missing = [name for name in _CUDA_PACKAGES if name not in versions.packages]
     if missing:
-        return [
-            Finding(TOPIC, "could be better", f"{listed(names)}; of pip's, {listed(missing)} is not there.", with_cuda)
-        ]
-    return [Finding(TOPIC, "fine", f"{listed(names)}.")]
+        return [Finding(TOPIC, "warning", f"{listed(names)}; of pip's, {listed(missing)} is not there.", with_cuda)]
+    return [Finding(TOPIC, "ok", f"{listed(names)}.")]
 
 
 def _capabilities(versions: Versions, driver: Driver) -> list[Finding]:
@@ -255,7 +253,7 @@ def _capabilities(versions: Versions, driver: Driver) -> list[Finding]:
             found.append(
                 Finding(
                     TOPIC,
-                    "wrong",
+                    "error",
                     f"{counters.gpu.hardware} is older than anything this TensorFlow was built for.",
                     "Train on another GPU, or build TensorFlow for this one.",
                 )
@@ -264,7 +262,7 @@ def _capabilities(versions: Versions, driver: Driver) -> list[Finding]:
             found.append(
                 Finding(
                     TOPIC,
-                    "could be better",
+                    "warning",
                     f"{counters.gpu.hardware} is newer than anything this TensorFlow was built for: its first start "
                     "compiles all operations, which takes up to half an hour.",
                     "Keep what it compiled: CUDA_CACHE_MAXSIZE=4294967296. Or take a newer TensorFlow.",

@@ -10,11 +10,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_turbo.devices.free_memory import free_memory_bytes
 from keras_turbo.execution.memory import PeakMemory
 from keras_turbo.execution.race import StepClock, short_reason
 from keras_turbo.execution.sample import RepeatedStack
 from keras_turbo.fit.training_state import KeptState
+from keras_turbo.machine import free_memory_bytes
 
 # Of what was found to fit: memory is fragmented after some hours, and other programs come and go.
 _MARGIN = 0.9

@@ -7,13 +7,13 @@ import json
 import os
 import pathlib
 import platform
-import tempfile
 import warnings
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from keras_turbo import files
 from keras_turbo.execution.sample import Sample
 from keras_turbo.execution.tune_report import TuneReport
 
@@ -73,9 +73,7 @@ class ResultsFile:
         self._path = pathlib.Path(path)
         self._results()
         # Now, and not after the measurement.
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=self._path.parent):
-            pass
+        files.require_writable(str(self._path.parent))
 
     def look_up(self, key: str) -> TuneReport | None:
         """The report kept under a key, marked as reused; None if there is none."""
@@ -92,12 +90,7 @@ class ResultsFile:
         """Adds a report, beside what others have written meanwhile."""
         results = {**self._results(), key: report.to_dict()}
         content = json.dumps({"format": _FORMAT, "results": results}, indent=1)
-        # Written beside it and renamed, so that a reader finds the old file or the new one.
-        with tempfile.NamedTemporaryFile("w", dir=self._path.parent, prefix=self._path.name, delete=False) as beside:
-            beside.write(content)
-            beside.flush()
-            os.fsync(beside.fileno())
-        os.replace(beside.name, self._path)
+        files.write_whole(str(self._path), content.encode())
 
     def _results(self) -> dict[str, Any]:
         try:

@@ -22,7 +22,7 @@ from keras_turbo.execution.sample import Sample
 from keras_turbo.execution.setting import ExecutionSetting
 from keras_turbo.execution.tune_report import CandidateFigures, TuneReport
 from keras_turbo.fit.training_state import KeptState
-from keras_turbo.progress import progress_bar
+from keras_turbo.report import progress_bar
 
 Objective = Literal["throughput", "memory"]
 

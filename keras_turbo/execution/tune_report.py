@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import io
-from typing import IO, Any
+from collections.abc import Iterator
+from typing import Any
 
 from keras_turbo.execution.batch_size import BatchSizes
 from keras_turbo.execution.setting import ExecutionSetting
+from keras_turbo.report import Block, Report, Table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +34,7 @@ class CandidateFigures:
 
 
 @dataclasses.dataclass(frozen=True)
-class TuneReport:
+class TuneReport(Report):
     """What `tune()` returns.
 
     Attributes:
@@ -60,10 +61,6 @@ class TuneReport:
     reused: bool = False
     batch_sizes: BatchSizes | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """All figures, made of JSON's types."""
-        return dataclasses.asdict(self)
-
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> TuneReport:
         """The report that `to_dict` wrote.
@@ -83,32 +80,27 @@ class TuneReport:
         }
         return cls(**{**values, **changed})
 
-    def print(self, file: IO[str] | None = None) -> None:
-        """Prints the table, to standard output by default."""
-        import rich.console
-        import rich.table
-
-        table = rich.table.Table(title="tune(): how the steps of this model run")
-        table.add_column("setting")
-        for heading in ("ms a step", "times stock", "compile s", "memory MB"):
-            table.add_column(heading, justify="right")
+    def blocks(self) -> Iterator[Block]:
+        """The settings in a table, and what is to be known besides."""
         stock_ms = self.candidates[0].step_ms
+        rows = []
         for each in self.candidates:
-            mark = " (chosen)" if each.setting == self.winner else ""
+            name = each.setting.name + (" (chosen)" if each.setting == self.winner else "")
             if each.step_ms is None:
-                table.add_row(each.setting.name + mark, "not measured" if each.failed is None else "failed", "", "", "")
+                rows.append((name, "not measured" if each.failed is None else "failed", "", "", ""))
                 continue
-            table.add_row(
-                each.setting.name + mark,
-                f"{each.step_ms:.3f} ±{each.spread:.0%}",
-                "" if stock_ms is None else f"{stock_ms / each.step_ms:.2f}",
-                f"{each.compile_seconds:.1f}",
-                "" if each.memory_mb is None else f"{each.memory_mb:,.0f}",
+            rows.append(
+                (
+                    name,
+                    f"{each.step_ms:.3f} ±{each.spread:.0%}",
+                    "" if stock_ms is None else f"{stock_ms / each.step_ms:.2f}",
+                    f"{each.compile_seconds:.1f}",
+                    "" if each.memory_mb is None else f"{each.memory_mb:,.0f}",
+                )
             )
-        console = rich.console.Console(file=file)
-        console.print(table)
-        for line in self._lines():
-            console.print(line, soft_wrap=True, markup=False, highlight=False)
+        columns = ("setting", "ms a step", "times stock", "compile s", "memory MB")
+        yield Table("tune(): how the steps of this model run", columns, rows)
+        yield from self._lines()
 
     def _lines(self) -> list[str]:
         lines = [f"Failed: {each.setting.name}: {each.failed}" for each in self.candidates if each.failed is not None]
@@ -121,8 +113,3 @@ class TuneReport:
         took = "read from the file" if self.reused else f"took {self.seconds:.1f} s"
         lines.append(f"The model runs {self.winner.name}: {self.speedup:.2f} x stock ({took}).")
         return lines
-
-    def __str__(self) -> str:
-        text = io.StringIO()
-        self.print(text)
-        return text.getvalue()

@@ -14,9 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from keras_turbo.devices.cuda_visible_devices import WholeGpu, visible
-from keras_turbo.devices.gpus import Gpu
-from keras_turbo.monitor.counters import GpuCounters, GpuReader, NvmlQuestions
+from keras_turbo.machine import WholeGpu, visible_to_cuda
+from keras_turbo.monitor.counters import Gpu, GpuCounters, GpuReader, NvmlQuestions
 from keras_turbo.monitor.time_limit import answer_within
 
 _MB = 2**20
@@ -114,7 +113,7 @@ class NvmlSession:
                 # That a job may not open the GPUs of others is as it should be.
                 if error.value != nvml.NVML_ERROR_NO_PERMISSION:
                     lost.append(unread[-1])
-        self.gpus = tuple(visible(machine, environ))
+        self.gpus = tuple(visible_to_cuda(machine, environ))
         self._readers = [GpuReader(nvml, gpu, *handles[gpu.uuid]) for gpu in self.gpus]
         if self.gpus:
             if lost:

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from keras_turbo.devices.cpu import CpuCounters, CpuReader
 from keras_turbo.monitor.counters import GpuCounters
+from keras_turbo.monitor.cpu import CpuCounters, CpuReader
 from keras_turbo.monitor.nvml import NvmlSession
 
 # A driver that has not answered for this long is said to hang. Healthy queries take 20 ms at most; opening the library

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from keras_turbo.devices.hardware import Cpu, Gpu, gpu_from_details, this_cpu
+from keras_turbo.machine import CpuFeatures, GpuFeatures, cpu_features, gpu_features
 from keras_turbo.precision.measurement import HalfPrecisionSpeed, half_precision_speed
 from keras_turbo.precision.warn_once import PrecisionWarning
+from keras_turbo.report import show
 
 # From what every GPU runs to what the fewest run: several GPUs take the least of what each would take.
 POLICIES = ("float32", "mixed_float16", "mixed_bfloat16")
@@ -93,9 +94,7 @@ def use_mixed_precision(policy: str = "auto", *, verbose: bool = True) -> Policy
     choice._before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(choice.name)
     if verbose:
-        import rich.console
-
-        rich.console.Console().print(f"Dtype policy {choice.name}: {choice.reason}.", soft_wrap=True, highlight=False)
+        show([f"Dtype policy {choice.name}: {choice.reason}."])
     return choice
 
 
@@ -107,10 +106,10 @@ def fastest_policy() -> PolicyChoice:
     """
     if tf.config.list_physical_devices("TPU") or isinstance(tf.distribute.get_strategy(), tf.distribute.TPUStrategy):
         return PolicyChoice("mixed_bfloat16", "a TPU multiplies bfloat16")
-    gpus = [gpu_from_details(tf.config.experimental.get_device_details(gpu)) for gpu in visible_gpus()]
+    gpus = [gpu_features(tf.config.experimental.get_device_details(gpu)) for gpu in visible_gpus()]
     if gpus:
         return policy_for_gpus(gpus)
-    return policy_for_cpu(this_cpu(), half_precision_speed)
+    return policy_for_cpu(cpu_features(), half_precision_speed)
 
 
 def visible_gpus() -> list[Any]:
@@ -118,7 +117,7 @@ def visible_gpus() -> list[Any]:
     return tf.config.get_visible_devices("GPU")
 
 
-def policy_for_gpus(gpus: Sequence[Gpu]) -> PolicyChoice:
+def policy_for_gpus(gpus: Sequence[GpuFeatures]) -> PolicyChoice:
     """The policy that all of some GPUs run fast.
 
     Args:
@@ -142,7 +141,7 @@ def policy_for_gpus(gpus: Sequence[Gpu]) -> PolicyChoice:
     return weakest
 
 
-def _policy_for_gpu(gpu: Gpu) -> PolicyChoice:
+def _policy_for_gpu(gpu: GpuFeatures) -> PolicyChoice:
     if gpu.tensor_cores is None:
         return PolicyChoice("float32", f"nothing is known of the half precision of {gpu}; ask for a policy to try it")
     if not gpu.tensor_cores:
@@ -152,7 +151,7 @@ def _policy_for_gpu(gpu: Gpu) -> PolicyChoice:
     return PolicyChoice("mixed_float16", f"{gpu} multiplies float16 in Tensor Cores, and bfloat16 slowly or not at all")
 
 
-def policy_for_cpu(cpu: Cpu, measure: Callable[[str], HalfPrecisionSpeed]) -> PolicyChoice:
+def policy_for_cpu(cpu: CpuFeatures, measure: Callable[[str], HalfPrecisionSpeed]) -> PolicyChoice:
     """The policy for a machine without a GPU.
 
     Args:

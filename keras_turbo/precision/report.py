@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, Any
 
 import keras
@@ -16,6 +15,7 @@ from keras_turbo.precision.compiled_settings import compiled_settings
 from keras_turbo.precision.layer_calls import all_layers, layer_paths
 from keras_turbo.precision.policy import POLICIES
 from keras_turbo.precision.policy_run import PolicyRun, layers_to_vary, run_policy, set_policy, unchanged
+from keras_turbo.report import Block, Report, Table, show
 
 # A float16 number is rounded by up to 5e-4, a bfloat16 one by 4e-3; through some ten layers gradients differ by some
 # percent, which is less than they differ between batches. A tenth is more than rounding alone explains.
@@ -98,7 +98,7 @@ class PolicyFigures:
 
 
 @dataclasses.dataclass(frozen=True)
-class PrecisionReport:
+class PrecisionReport(Report):
     """Figures of several policies from the same weights on the same batch.
 
     Attributes:
@@ -130,9 +130,24 @@ class PrecisionReport:
             return f"{policy}: no, {'; '.join(figures.objections)}."
         return f"{policy}: yes on this batch, and {times:.2f} times as fast as float32 here."
 
-    def to_dict(self) -> dict[str, Any]:
-        """All figures, made of JSON's types but for infinities."""
-        return dataclasses.asdict(self)
+    def blocks(self, most_layers: int = 10) -> Iterator[Block]:
+        """A step by policy in a table, and for each policy its layers in another, the one that suffers most first."""
+        rows = [
+            (
+                one.policy,
+                f"{one.loss:.5g}",
+                f"{one.loss_error:.1e}",
+                f"{one.loss_scale:g}",
+                f"{one.step_ms:.2f}",
+                "" if one.peak_memory_mb is None else f"{one.peak_memory_mb:,.0f}",
+            )
+            for one in self.policies
+        ]
+        columns = ("policy", "loss", "off by", "loss scale", "step, ms", "GPU peak, MB")
+        yield Table(f"{self.model}: a step by policy", columns, rows)
+        for one in self.policies[1:]:
+            yield _layer_table(one, most_layers)
+            yield self.verdict(one.policy)
 
     def print(self, file: IO[str] | None = None, most_layers: int = 10) -> None:
         """Prints the tables, to standard output by default.
@@ -141,27 +156,7 @@ class PrecisionReport:
             file: where to print.
             most_layers: rows for each policy. Default: 10.
         """
-        import rich.console
-        import rich.table
-
-        console = rich.console.Console(file=file)
-        table = rich.table.Table(title=f"{self.model}: a step by policy")
-        table.add_column("policy")
-        for heading in ("loss", "off by", "loss scale", "step, ms", "GPU peak, MB"):
-            table.add_column(heading, justify="right")
-        for one in self.policies:
-            memory = "" if one.peak_memory_mb is None else f"{one.peak_memory_mb:,.0f}"
-            figures = (f"{one.loss:.5g}", f"{one.loss_error:.1e}", f"{one.loss_scale:g}", f"{one.step_ms:.2f}", memory)
-            table.add_row(one.policy, *figures)
-        console.print(table)
-        for one in self.policies[1:]:
-            console.print(_layer_table(one, most_layers))
-            console.print(self.verdict(one.policy), soft_wrap=True, highlight=False)
-
-    def __str__(self) -> str:
-        text = io.StringIO()
-        self.print(text)
-        return text.getvalue()
+        show(self.blocks(most_layers), file)
 
 
 def precision_report(
@@ -291,18 +286,14 @@ def _lost(values: np.ndarray, true: np.ndarray) -> int:
     return int(np.sum(~np.isfinite(values) & np.isfinite(true)))
 
 
-def _layer_table(figures: PolicyFigures, most: int) -> Any:
-    import rich.table
-
-    table = rich.table.Table(title=f"{figures.policy} against float32, the worst layer first")
-    table.add_column("layer", overflow="fold")
-    for heading in ("output off by", "gradient off by", "overflows", "of gradients", "vanished, %"):
-        table.add_column(heading, justify="right")
+def _layer_table(figures: PolicyFigures, most: int) -> Table:
+    rows = []
     for one in figures.layers[:most]:
         errors = ["" if error is None else f"{error:.1e}" for error in (one.output_error, one.gradient_error)]
         counts = (str(one.overflows), str(one.gradient_overflows), f"{one.underflow_percent:.1f}")
-        table.add_row(one.layer, *errors, *counts)
-    return table
+        rows.append((one.layer, *errors, *counts))
+    columns = ("layer", "output off by", "gradient off by", "overflows", "of gradients", "vanished, %")
+    return Table(f"{figures.policy} against float32, the worst layer first", columns, rows)
 
 
 def _check_model(model: Any) -> None:

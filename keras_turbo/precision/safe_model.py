@@ -22,6 +22,7 @@ from keras_turbo.precision.layer_calls import (
 )
 from keras_turbo.precision.model_scaling import settle_compiled
 from keras_turbo.precision.warn_once import warn_once
+from keras_turbo.report import Table, show
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,15 +115,9 @@ def print_changes(changes: Sequence[Change], name: str) -> None:
         changes: the rows.
         name: of the model.
     """
-    import rich.console
-    import rich.table
-
-    table = rich.table.Table(title=f"{name}: computed in float32 from now on")
-    for heading in ("layer", "class", "before", "because"):
-        table.add_column(heading, overflow="fold")
-    for change in changes:
-        table.add_row(change.layer, change.kind, change.before, change.reason)
-    rich.console.Console().print(table)
+    rows = [(change.layer, change.kind, change.before, change.reason) for change in changes]
+    columns = ("layer", "class", "before", "because")
+    show([Table(f"{name}: computed in float32 from now on", columns, rows, words=(0, 1, 2, 3))])
 
 
 def _checked_model(model: Any) -> keras.Model:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 import html.parser
 import json
-import os
 import re
-import stat
 from pathlib import Path
 
 import numpy as np
@@ -192,30 +190,6 @@ def test_it_needs_nothing_else():
     page = page_of(report_of())
     assert not re.search(r"(src|href)\s*=|@import|url\(|https?:", page)
     assert "default-src 'none'" in page.replace("&#x27;", "'")
-
-
-def test_it_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
-    target = tmp_path / "audit.html"
-    target.write_text("before")
-    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError("full")))
-    with pytest.raises(OSError, match="full"):
-        report_of().save(target)
-    monkeypatch.undo()
-    assert target.read_text() == "before"
-    assert [each.name for each in tmp_path.iterdir()] == ["audit.html"]
-    report_of().save(os.fspath(target))
-    assert target.read_text(encoding="utf-8").startswith("<!doctype html>")
-    # Others may read it, as any file that is written.
-    mask = os.umask(0)
-    os.umask(mask)
-    assert stat.S_IMODE(target.stat().st_mode) == 0o666 & ~mask
-
-
-def test_where_it_can_not_be_written(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"nowhere does not exist.*Make it first"):
-        report_of().save(tmp_path / "nowhere" / "audit.html")
-    with pytest.raises(IsADirectoryError, match="is a folder"):
-        report_of().save(tmp_path)
 
 
 def test_it_is_made_of_json_s_types():

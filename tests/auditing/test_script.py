@@ -179,6 +179,12 @@ EAGER = """
 """
 
 
+def refused(arguments) -> int:
+    with pytest.raises(SystemExit) as exit_info:
+        main(arguments)
+    return exit_info.value.code
+
+
 @pytest.mark.parametrize(
     ("source", "told"),
     [
@@ -193,7 +199,7 @@ EAGER = """
 )
 def test_scripts_that_can_not_be_audited(tmp_path, capsys, source, told):
     before = list(sys.path), list(sys.argv)
-    assert main(["audit", str(write(tmp_path, source))]) == 1
+    assert refused(["audit", str(write(tmp_path, source))]) == 1
     printed = capsys.readouterr()
     assert told in printed.err
     assert "Traceback" not in printed.err
@@ -202,7 +208,7 @@ def test_scripts_that_can_not_be_audited(tmp_path, capsys, source, told):
 
 def test_an_error_of_the_script_is_shown_as_python_shows_it(tmp_path, capsys):
     script = write(tmp_path, "def train():\n    raise ValueError('of the script')\n\n\ntrain()\n")
-    assert main(["audit", str(script)]) == 1
+    assert refused(["audit", str(script)]) == 1
     printed = capsys.readouterr().err
     lines = printed.splitlines()
     assert lines[0] == "Traceback (most recent call last):"
@@ -214,7 +220,7 @@ def test_an_error_of_the_script_is_shown_as_python_shows_it(tmp_path, capsys):
 
 def test_a_script_that_is_no_python(tmp_path, capsys):
     script = write(tmp_path, "def train(:\n")
-    assert main(["audit", str(script)]) == 1
+    assert refused(["audit", str(script)]) == 1
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == f'  File "{script}", line 1'
     assert lines[-1].endswith("train.py raised SyntaxError before it could be audited.")
@@ -222,28 +228,24 @@ def test_a_script_that_is_no_python(tmp_path, capsys):
 
 def test_what_stands_behind_the_script_is_its_own(tmp_path, capsys):
     script = write(tmp_path, "import sys\nprint(sys.argv[1:])")
-    assert main(["audit", str(script), "--html", "x.html", "--json"]) == 1
+    assert refused(["audit", str(script), "--html", "x.html", "--json"]) == 1
     printed = capsys.readouterr()
     assert "['--html', 'x.html', '--json']" in printed.out
     assert "note: --html, --json stands behind train.py, and so is the script's." in printed.err
 
 
 def test_wrong_arguments(tmp_path, capsys):
-    assert main(["audit", str(tmp_path / "nothing.py")]) == 2
+    assert refused(["audit", str(tmp_path / "nothing.py")]) == 2
     assert "There is no script" in capsys.readouterr().err
     script = write(tmp_path, "raise SystemExit('never run')")
-    assert main(["audit", "--html", str(tmp_path), str(script)]) == 2
+    assert refused(["audit", "--html", str(tmp_path), str(script)]) == 2
     assert "is a folder" in capsys.readouterr().err
     # Nobody, root included, can write there.
-    assert main(["audit", "--html", "/proc/a.html", str(script)]) == 2
+    assert refused(["audit", "--html", "/proc/a.html", str(script)]) == 2
     assert "Nothing can be written into '/proc'" in capsys.readouterr().err
-    assert main(["audit", "--html", str(tmp_path / "nowhere" / "a.html"), str(script)]) == 2
+    assert refused(["audit", "--html", str(tmp_path / "nowhere" / "a.html"), str(script)]) == 2
     assert "There is no folder" in capsys.readouterr().err
-    with pytest.raises(SystemExit) as exit_info:
-        main(["audit", "--steps", "0", str(script)])
-    assert exit_info.value.code == 2
+    assert refused(["audit", "--steps", "0", str(script)]) == 2
     assert "must be an integer from 1" in capsys.readouterr().err
-    with pytest.raises(SystemExit) as exit_info:
-        main(["audit", "--help"])
-    assert exit_info.value.code == 0
+    assert refused(["audit", "--help"]) == 0
     assert capsys.readouterr().out.count("(default:") == 4

@@ -25,7 +25,7 @@ import tensorflow as tf
 import keras_turbo
 from keras_turbo import AsyncCheckpoint, FastDataset
 from keras_turbo.checkpoint import CheckpointSaveError, DirectoryInUseError
-from keras_turbo.checkpoint.local_files import LocalFiles
+from keras_turbo.checkpoint.location import LocalFiles
 from keras_turbo.checkpoint.reading import read_checkpoint
 from keras_turbo.checkpoint.snapshot import Snapshots
 from keras_turbo.fit.first_step import build_for

@@ -17,7 +17,7 @@ import tensorflow as tf
 from keras_turbo.checkpoint import latest, verify
 from keras_turbo.checkpoint.directory import DirectoryInUseError, DirectoryLock, claim, delete_checkpoint
 from keras_turbo.checkpoint.reading import read_checkpoint
-from keras_turbo.storage import retrying
+from keras_turbo.files import attempts
 from tests.checkpoint.forked import forking
 from tests.checkpoint.saved import EXTRA, Watch, assert_equal_arrays, make_arrays, save
 
@@ -90,7 +90,7 @@ def test_damage_is_found(directory):
 
 @pytest.mark.parametrize(("where", "call"), [(tf.io.gfile, "stat"), (tf.io.gfile, "GFile")], ids=["size", "content"])
 def test_what_a_store_refuses_for_a_moment_is_no_damage(directory, monkeypatch, where, call):
-    monkeypatch.setattr(retrying, "_WAITS_SECONDS", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(attempts, "_WAITS_SECONDS", (0.0, 0.0, 0.0))
     for step in (1, 2):
         save(directory, step)
     whole = getattr(where, call)
@@ -157,10 +157,15 @@ def test_a_save_says_that_the_run_is_alive(directory):
 
 
 S3 = """
-import boto3, tensorflow as tf
-boto3.client("s3", endpoint_url=os.environ['S3_ENDPOINT']).create_bucket(Bucket="bucket")
+import sys
+if sys.argv[1] == "fsspec":
+    sys.modules["tensorflow_io"] = None  # as if it were not installed
+import boto3
+from keras_turbo import files
+boto3.client("s3", endpoint_url=os.environ['S3_ENDPOINT']).create_bucket(Bucket=sys.argv[1])
+bucket = f"s3://{sys.argv[1]}"
 
-for run in ("s3://bucket/run", "s3://bucket/größe/run 2"):
+for run in (f"{bucket}/run", f"{bucket}/größe/run 2"):
     with claim(run):
         for step in (1, 2, 3):
             save(run, step, max_shard_mb=0.001)
@@ -178,32 +183,33 @@ for run in ("s3://bucket/run", "s3://bucket/größe/run 2"):
     assert [health.ok for health in verify(run)] == [True, True]
 
     # What was interrupted has no marker: it is never taken for a checkpoint, and the next run sweeps it.
-    tf.io.gfile.remove(f"{run}/step-00000003/COMMITTED")
+    files.remove_file(f"{run}/step-00000003/COMMITTED")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert latest(run) == f"{run}/step-00000002"
     with claim(run):
         pass
-    assert sorted(name.strip("/") for name in tf.io.gfile.listdir(run)) == ["step-00000002"]
+    assert files.names_in(run) == ["step-00000002"]
 
 def work(index):
-    save("s3://bucket/workers", 5, shard=(2, index), timeout_seconds=60)
+    save(f"{bucket}/workers", 5, shard=(2, index), timeout_seconds=60)
 
 import threading
 threads = [threading.Thread(target=work, args=(index,)) for index in range(2)]
 [thread.start() for thread in threads]
 [thread.join() for thread in threads]
-assert_equal_arrays(read_checkpoint(latest("s3://bucket/workers"))[0], make_arrays(5))
+assert_equal_arrays(read_checkpoint(latest(f"{bucket}/workers"))[0], make_arrays(5))
 
-# Stock Keras reads it from there, too.
+# What tensorflow-io brings, stock Keras reads from there, too.
 import keras
 model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
 from keras_turbo.checkpoint.writing import write_checkpoint
 import numpy as np
 arrays = {"layers/dense/vars/0": np.ones((3, 2), np.float32), "layers/dense/vars/1": np.ones(2, np.float32)}
-folder = write_checkpoint(Path("s3://bucket/keras"), "step-1", arrays, EXTRA, make_state(1))
-model.load_weights(f"{folder}/model.weights.h5")
-assert (model.get_weights()[0] == 1).all()
+folder = write_checkpoint(Path(f"{bucket}/keras"), "step-1", arrays, EXTRA, make_state(1))
+if sys.argv[1] == "tensorflow-io":
+    model.load_weights(f"{folder}/model.weights.h5")
+    assert (model.get_weights()[0] == 1).all()
 try:
     claim("s3://no-such-bucket/run")
 except OSError as error:
@@ -212,20 +218,20 @@ else:
     raise SystemExit("a bucket was made up")
 assert not os.path.exists("s3:")
 print("done")
-import atexit, sys
+import atexit
 atexit.register(lambda: sys.stdout.write("flushed"))
 sys.exit(7)
 """
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    importlib.util.find_spec("tensorflow_io") is None,
-    reason="tensorflow-io, which brings s3://, loads on TensorFlow 2.17 only",
-)
-def test_s3(s3_environment):
+@pytest.mark.compatibility
+@pytest.mark.parametrize("reader", ["fsspec", "tensorflow-io"])
+def test_s3(s3_environment, reader):
+    if reader == "tensorflow-io" and importlib.util.find_spec("tensorflow_io") is None:
+        pytest.skip("tensorflow-io loads on TensorFlow 2.17 only")
     done = subprocess.run(
-        [sys.executable, "-c", forking(S3)],
+        [sys.executable, "-c", forking(S3), reader],
         env={**os.environ, **s3_environment},
         capture_output=True,
         text=True,

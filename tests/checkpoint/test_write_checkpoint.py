@@ -16,16 +16,16 @@ import pytest
 from keras_turbo.checkpoint import latest, verify
 from keras_turbo.checkpoint.directory import claim, delete_checkpoint, sweep
 from keras_turbo.checkpoint.hdf5 import hdf5_layout
-from keras_turbo.checkpoint.local_files import LocalFiles
+from keras_turbo.checkpoint.location import LocalFiles
 from keras_turbo.checkpoint.reading import read_checkpoint
 from keras_turbo.checkpoint.writing import write_checkpoint
-from keras_turbo.storage import retrying
+from keras_turbo.files import attempts
 from tests.checkpoint.saved import EXTRA, Watch, assert_equal_arrays, make_arrays, make_state, save
 
 
 @pytest.fixture
 def no_waits(monkeypatch):
-    monkeypatch.setattr(retrying, "_WAITS_SECONDS", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(attempts, "_WAITS_SECONDS", (0.0, 0.0, 0.0))
 
 
 def names_in(directory):

@@ -142,7 +142,7 @@ def test_files_are_converted_once_and_again_when_they_change(tables, small_memor
     # What processes have left that were killed, or are at work.
     for copy in copies:
         for hours, name in ((2, "a"), (0.5, "b")):
-            leftover = copy.with_name(f".converting-{name}")
+            leftover = copy.with_name(f".writing-{name}")
             leftover.touch()
             os.utime(leftover, times=(time.time() - 3600 * hours,) * 2)
     write(Path(tables).parent, numbered(1000, 120), "part-0.csv")
@@ -151,14 +151,14 @@ def test_files_are_converted_once_and_again_when_they_change(tables, small_memor
     assert written == [*paths, paths[0]]
     assert len(list((tmp_path / "cache").rglob("*.parquet"))) == 4
     # In the folder of the file that changed.
-    assert len(list((tmp_path / "cache").rglob(".converting-a"))) == 3
-    assert len(list((tmp_path / "cache").rglob(".converting-b"))) == 4
+    assert len(list((tmp_path / "cache").rglob(".writing-a"))) == 3
+    assert len(list((tmp_path / "cache").rglob(".writing-b"))) == 4
     # One that was damaged is written anew.
     copies = sorted((tmp_path / "cache").rglob("*.parquet"))
     copies[0].write_bytes(copies[0].read_bytes()[:100])
     assert flat(numbers_of(FastDataset.from_csv(tables, label="number"))) == found
     assert len(written) == 6
-    assert {path.name[-2:] for path in (tmp_path / "cache").rglob(".converting-*")} == {"-a", "-b"}
+    assert {path.name[-2:] for path in (tmp_path / "cache").rglob(".writing-*")} == {"-a", "-b"}
 
 
 def test_a_cache_folder_that_cannot_be_written(tables, small_memory, tmp_path):

@@ -153,7 +153,7 @@ class TestStale:
 
     def test_begun_and_abandoned_folders_are_swept(self, tmp_path):
         family = opened(tmp_path).folder.parent
-        old, young = family / ".making-old", family / ".making-young"
+        old, young = family / ".writing-old", family / ".writing-young"
         for folder in (old, young):
             folder.mkdir()
             (folder / "0.npy").write_bytes(b"x")

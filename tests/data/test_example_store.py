@@ -12,6 +12,7 @@ from keras_turbo.data.disk_store import private_disk_store
 from keras_turbo.data.example_store import (
     ExampleStore,
     bytes_per_example,
+    fits_in_memory,
     leaf_formats,
     memory_store,
     why_not_storable,
@@ -158,3 +159,9 @@ def test_formats_name_what_is_kept():
         ((), tf.float64, np.dtype("float64"), 8),
         ((3,), tf.bfloat16, np.dtype("uint16"), 6),
     ]
+
+
+def test_a_store_may_take_half_of_what_is_free(monkeypatch):
+    monkeypatch.setattr("keras_turbo.data.example_store.free_memory_bytes", lambda: 100_000_000)
+    assert fits_in_memory(50_000_000)
+    assert not fits_in_memory(50_000_000 + 1)

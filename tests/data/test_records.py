@@ -294,7 +294,7 @@ def test_a_damaged_compressed_file_is_unpacked_up_to_there_and_told_of(tmp_path,
 def test_what_a_killed_process_left_is_swept(tmp_path):
     path = write_records(tmp_path / "a.gz", [b"a"], "GZIP")
     (copy,) = local_copies([str(path)], ["GZIP"], tmp_path / CACHE)
-    old, new = (Path(copy).parent / f".unpacking-{name}" for name in ("old", "new"))
+    old, new = (Path(copy).parent / f".writing-{name}" for name in ("old", "new"))
     for leftover in (old, new):
         leftover.write_bytes(b"x")
     os.utime(old, (1, 1))

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from keras_turbo import FastDataset
 from keras_turbo.data.settings import Settings, available_cores, check_count
-from keras_turbo.devices.cpu import Cores
+from keras_turbo.machine import Cores
 
 
 @pytest.mark.parametrize("value", [1, 64, np.int64(3), np.uint8(3), None])

@@ -237,7 +237,6 @@ original = environment.resolve_hosts
 LIGHT = [
     "cluster",
     "environment",
-    "job_files",
     "kubernetes",
     "launch",
     "meeting",

@@ -18,10 +18,10 @@ import psutil
 import pytest
 
 from keras_turbo.cli import main
-from keras_turbo.devices.gpus import Gpu
 from keras_turbo.distribution import launch as launching
 from keras_turbo.distribution.launch import LaunchError, LaunchOptions, launch
 from keras_turbo.distribution.worker_process import PrefixedLines
+from keras_turbo.monitor.counters import Gpu
 
 PROJECT = Path(__file__).parents[2]
 
@@ -388,7 +388,6 @@ def test_the_command_line(tmp_path, capfdbinary):
         (["x.py"], "--workers"),
         (["--workers", "2"], "SCRIPT"),
         (["--workers", "2", "--max-restarts", "-1", "x.py"], "must be an integer from 0"),
-        (["--workers", "2", "--print-slurm", "--print-kubernetes", "x.py"], "not allowed with"),
     ],
 )
 def test_a_wrong_command_line(capsys, arguments, part):

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from keras_turbo.devices.gpus import Gpu
 from keras_turbo.doctor.gpu_wiring import Driver, PcieLink
-from keras_turbo.monitor.counters import GpuCounters
+from keras_turbo.monitor.counters import Gpu, GpuCounters
 
 
 def worst(findings):
     """The worst level of some findings."""
-    levels = ["fine", "could be better", "wrong"]
-    return max((one.level for one in findings), key=levels.index, default="fine")
+    levels = ["ok", "warning", "error"]
+    return max((one.level for one in findings), key=levels.index, default="ok")
 
 
 def only(findings, part):
@@ -24,7 +23,7 @@ def checked(findings):
     """Findings as they all have to be: what is not fine says what to do, what is fine does not."""
     assert findings
     for one in findings:
-        assert (one.to_do is None) == (one.level == "fine"), one
+        assert (one.hint is None) == (one.level == "ok"), one
         assert "\n" not in one.fact
     return findings
 

@@ -25,7 +25,7 @@ def test_no_variables():
     found = read_cluster({}, lambda host: pytest.fail("asked"))
     assert [one.fact for one in found.findings] == ["No cluster variables: one process."]
     assert found.machines == 1
-    assert worst(judged({"TF_CONFIG": " "})) == "fine"
+    assert worst(judged({"TF_CONFIG": " "})) == "ok"
 
 
 def test_a_good_tf_config():
@@ -39,7 +39,7 @@ def test_a_good_tf_config():
 def test_addresses_of_version_6_and_one_host_with_two_ports():
     asked = []
     found = read_cluster(config({"worker": ["[::1]:1", "[::1]:2"]}, type="worker", index=0), asked.append)
-    assert worst(found.findings) == "fine"
+    assert worst(found.findings) == "ok"
     assert asked == ["::1"]
     assert found.machines == 1
 
@@ -62,7 +62,7 @@ def test_addresses_of_version_6_and_one_host_with_two_ports():
 )
 def test_a_tf_config_that_can_not_be_read(text, part):
     found = judged({"TF_CONFIG": text}, lambda host: pytest.fail("asked"))
-    assert only(found, part).level == "wrong"
+    assert only(found, part).level == "error"
 
 
 @pytest.mark.parametrize(
@@ -107,23 +107,23 @@ def test_a_tf_config_that_can_not_be_read(text, part):
     ],
 )
 def test_a_tf_config_that_can_not_be(cluster, task, part):
-    assert only(judged(config(cluster, **task)), part).level == "wrong"
+    assert only(judged(config(cluster, **task)), part).level == "error"
 
 
 @pytest.mark.parametrize("text", ["{}", '{"cluster": {}}', '{"task": {"type": "worker", "index": 0}}'])
 def test_a_tf_config_without_a_cluster_is_that_of_one_process(text):
     # TensorFlow's strategies take it so.
     found = read_cluster({"TF_CONFIG": text}, lambda host: pytest.fail("asked"))
-    assert [(one.level, one.fact) for one in found.findings] == [("fine", "TF_CONFIG names no cluster: one process.")]
+    assert [(one.level, one.fact) for one in found.findings] == [("ok", "TF_CONFIG names no cluster: one process.")]
 
 
 def test_an_index_in_quotes_is_taken_as_tensorflow_takes_it():
-    assert only(judged(config(type="worker", index="1")), "this is worker 1;").level == "fine"
-    assert only(judged(config(type="worker", index="2")), "has 2: 0 to 1 can be.").level == "wrong"
+    assert only(judged(config(type="worker", index="1")), "this is worker 1;").level == "ok"
+    assert only(judged(config(type="worker", index="2")), "has 2: 0 to 1 can be.").level == "error"
 
 
 def test_an_evaluator_need_not_be_in_the_cluster():
-    assert only(judged(config(type="evaluator", index=0)), "an evaluator").level == "fine"
+    assert only(judged(config(type="evaluator", index=0)), "an evaluator").level == "ok"
 
 
 def test_of_many_hosts_the_first_are_named():
@@ -141,18 +141,18 @@ def test_hosts_without_an_address():
             raise OSError("Name or service not known")
 
     found = judged(config(type="worker", index=0), resolve)
-    assert only(found, "no address for b.").level == "wrong"
+    assert only(found, "no address for b.").level == "error"
 
 
 def test_a_host_that_can_not_be_a_name(monkeypatch):
     found = read_cluster(config({"worker": [f"{'x' * 70}.org:1"]}, type="worker", index=0)).findings
-    assert only(found, "no address for").level == "wrong"
+    assert only(found, "no address for").level == "error"
 
 
 def test_a_name_server_that_hangs_does_not_hang_the_doctor():
     let_go = threading.Event()
     found = judged(config(type="worker", index=0), lambda host: let_go.wait(60), resolve_seconds=0.05)
-    assert only(found, "not checked: a, b.").level == "could be better"
+    assert only(found, "not checked: a, b.").level == "warning"
     let_go.set()
 
 
@@ -168,12 +168,12 @@ def test_of_hosts_beside_one_that_hangs_is_told_what_is_known():
     cluster = {"worker": ["a:1", "b:1", "c:1"]}
     found = judged(config(cluster, type="worker", index=0), resolve, resolve_seconds=3)
     let_go.set()
-    assert only(found, "not checked: a.").level == "could be better"
-    assert only(found, "no address for c.").level == "wrong"
+    assert only(found, "not checked: a.").level == "warning"
+    assert only(found, "no address for c.").level == "error"
 
 
 def test_localhost_has_an_address():
-    assert worst(read_cluster(config({"worker": ["localhost:1"]}, type="worker", index=0)).findings) == "fine"
+    assert worst(read_cluster(config({"worker": ["localhost:1"]}, type="worker", index=0)).findings) == "ok"
 
 
 SLURM = {
@@ -189,19 +189,19 @@ SLURM = {
 @pytest.mark.parametrize(
     ("changes", "level", "part"),
     [
-        ({}, "fine", "Slurm job 77: task 3 (from 0) of 4, 2 machines."),
-        ({"SLURM_PROCID": "4"}, "wrong", "SLURM_PROCID=4, and the step has 4: 0 to 3 can be."),
-        ({"SLURM_STEP_NUM_TASKS": "2"}, "wrong", "SLURM_PROCID=3, and the step has 2"),
-        ({"SLURM_NTASKS": "0"}, "wrong", "SLURM_NTASKS='0' is no whole number from 1"),
-        ({"SLURM_NTASKS": "-1"}, "wrong", "SLURM_NTASKS='-1' is no whole number"),
-        ({"SLURM_PROCID": ""}, "wrong", "SLURM_PROCID='' is no whole number from 0"),
-        ({"SLURM_CPUS_PER_TASK": "9" * 5000}, "wrong", "(5002 characters) is no whole number"),
-        ({"SLURM_NTASKS": None}, "wrong", "SLURM_PROCID=3, and there is no SLURM_NTASKS."),
-        ({"SLURM_NNODES": "8"}, "could be better", "8 machines, and fewer tasks (4): some machines do nothing."),
-        ({"SLURM_NTASKS": "four"}, "wrong", "SLURM_NTASKS='four' is no whole number"),
-        ({"SLURM_CPUS_PER_TASK": None}, "could be better", "SLURM_CPUS_PER_TASK is not set, and this process has 2 c"),
-        ({"SLURM_STEP_ID": None, "SLURM_PROCID": "0"}, "could be better", "this process is none of them"),
-        ({"SLURM_STEP_ID": None, "SLURM_NTASKS": None, "SLURM_PROCID": None, "SLURM_NNODES": "1"}, "fine", "0) of 1"),
+        ({}, "ok", "Slurm job 77: task 3 (from 0) of 4, 2 machines."),
+        ({"SLURM_PROCID": "4"}, "error", "SLURM_PROCID=4, and the step has 4: 0 to 3 can be."),
+        ({"SLURM_STEP_NUM_TASKS": "2"}, "error", "SLURM_PROCID=3, and the step has 2"),
+        ({"SLURM_NTASKS": "0"}, "error", "SLURM_NTASKS='0' is no whole number from 1"),
+        ({"SLURM_NTASKS": "-1"}, "error", "SLURM_NTASKS='-1' is no whole number"),
+        ({"SLURM_PROCID": ""}, "error", "SLURM_PROCID='' is no whole number from 0"),
+        ({"SLURM_CPUS_PER_TASK": "9" * 5000}, "error", "(5002 characters) is no whole number"),
+        ({"SLURM_NTASKS": None}, "error", "SLURM_PROCID=3, and there is no SLURM_NTASKS."),
+        ({"SLURM_NNODES": "8"}, "warning", "8 machines, and fewer tasks (4): some machines do nothing."),
+        ({"SLURM_NTASKS": "four"}, "error", "SLURM_NTASKS='four' is no whole number"),
+        ({"SLURM_CPUS_PER_TASK": None}, "warning", "SLURM_CPUS_PER_TASK is not set, and this process has 2 c"),
+        ({"SLURM_STEP_ID": None, "SLURM_PROCID": "0"}, "warning", "this process is none of them"),
+        ({"SLURM_STEP_ID": None, "SLURM_NTASKS": None, "SLURM_PROCID": None, "SLURM_NNODES": "1"}, "ok", "0) of 1"),
     ],
 )
 def test_slurm(changes, level, part):
@@ -212,7 +212,7 @@ def test_slurm(changes, level, part):
 
 def test_slurm_may_give_many_cores_unasked():
     environ = {name: value for name, value in SLURM.items() if name != "SLURM_CPUS_PER_TASK"}
-    assert worst(judged(environ, usable_cores=32.0)) == "fine"
+    assert worst(judged(environ, usable_cores=32.0)) == "ok"
 
 
 def test_the_machines_of_slurm_are_counted():
@@ -222,12 +222,12 @@ def test_the_machines_of_slurm_are_counted():
 @pytest.mark.parametrize(
     ("environ", "level", "part"),
     [
-        ({"JOB_COMPLETION_INDEX": "3"}, "fine", "Pod 3 (from 0) of an indexed job"),
-        ({"JOB_COMPLETION_INDEX": "9" * 5000}, "wrong", "is no whole number"),
-        ({"JOB_COMPLETION_INDEX": ""}, "wrong", "JOB_COMPLETION_INDEX='' is no whole number"),
-        ({"JOB_COMPLETION_INDEX": "-1"}, "wrong", "is no whole number"),
-        ({"JOB_COMPLETION_INDEX": "²"}, "wrong", "is no whole number"),
-        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "fine", "no index"),
+        ({"JOB_COMPLETION_INDEX": "3"}, "ok", "Pod 3 (from 0) of an indexed job"),
+        ({"JOB_COMPLETION_INDEX": "9" * 5000}, "error", "is no whole number"),
+        ({"JOB_COMPLETION_INDEX": ""}, "error", "JOB_COMPLETION_INDEX='' is no whole number"),
+        ({"JOB_COMPLETION_INDEX": "-1"}, "error", "is no whole number"),
+        ({"JOB_COMPLETION_INDEX": "²"}, "error", "is no whole number"),
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "ok", "no index"),
     ],
 )
 def test_kubernetes(environ, level, part):

@@ -25,7 +25,7 @@ def judged(**changes):
 
 def test_a_good_disk():
     found = judged()
-    assert worst(found) == "fine"
+    assert worst(found) == "ok"
     assert only(found, "Writes 800 MB a second, reads 2,000").figures == {
         "write_mb_per_s": 800.0,
         "read_mb_per_s": 2000.0,
@@ -35,26 +35,26 @@ def test_a_good_disk():
 @pytest.mark.parametrize(
     ("changes", "level", "part"),
     [
-        ({"kind": "nfs4", "source": "server:/x"}, "could be better", "over the network from server:/x"),
-        ({"kind": "nfs"}, "could be better", "over the network"),
-        ({"kind": "lustre"}, "could be better", "over the network"),
-        ({"kind": "fuse.gcsfuse"}, "could be better", "over the network"),
-        ({"kind": "virtiofs"}, "could be better", "a folder of the host"),
-        ({"kind": "fuse", "source": "mountpoint-s3"}, "could be better", "over the network from mountpoint-s3"),
-        ({"kind": "fuse.drive"}, "could be better", "over the network"),
-        ({"kind": "fuse", "source": "/dev/sdb"}, "fine", "/data: fuse."),
-        ({"kind": "fuseblk"}, "fine", "/data: fuseblk."),
-        ({"kind": "overlay"}, "could be better", "the container's own layer"),
-        ({"kind": "tmpfs"}, "could be better", "in memory"),
-        ({"kind": "xfs"}, "fine", "/data: xfs."),
-        ({"kind": None}, "fine", "unknown file system"),
-        ({"read_mb_per_s": 40.0}, "could be better", "reads 40"),
-        ({"write_mb_per_s": 40.0}, "could be better", "Writes 40"),
-        ({"write_mb_per_s": None, "read_mb_per_s": None, "why_not_written": "x"}, "could be better", "Nothing can be"),
-        ({"free_bytes": GB}, "could be better", "1.0 GB free"),
-        ({"free_bytes": 50 * 2**20}, "wrong", "50 MB free"),
-        ({"free_bytes": None}, "fine", "/data does not tell how much room it has"),
-        ({"write_mb_per_s": None, "read_mb_per_s": None}, "could be better", "that needs 16 MB of room"),
+        ({"kind": "nfs4", "source": "server:/x"}, "warning", "over the network from server:/x"),
+        ({"kind": "nfs"}, "warning", "over the network"),
+        ({"kind": "lustre"}, "warning", "over the network"),
+        ({"kind": "fuse.gcsfuse"}, "warning", "over the network"),
+        ({"kind": "virtiofs"}, "warning", "a folder of the host"),
+        ({"kind": "fuse", "source": "mountpoint-s3"}, "warning", "over the network from mountpoint-s3"),
+        ({"kind": "fuse.drive"}, "warning", "over the network"),
+        ({"kind": "fuse", "source": "/dev/sdb"}, "ok", "/data: fuse."),
+        ({"kind": "fuseblk"}, "ok", "/data: fuseblk."),
+        ({"kind": "overlay"}, "warning", "the container's own layer"),
+        ({"kind": "tmpfs"}, "warning", "in memory"),
+        ({"kind": "xfs"}, "ok", "/data: xfs."),
+        ({"kind": None}, "ok", "unknown file system"),
+        ({"read_mb_per_s": 40.0}, "warning", "reads 40"),
+        ({"write_mb_per_s": 40.0}, "warning", "Writes 40"),
+        ({"write_mb_per_s": None, "read_mb_per_s": None, "why_not_written": "x"}, "warning", "Nothing can be"),
+        ({"free_bytes": GB}, "warning", "1.0 GB free"),
+        ({"free_bytes": 50 * 2**20}, "error", "50 MB free"),
+        ({"free_bytes": None}, "ok", "/data does not tell how much room it has"),
+        ({"write_mb_per_s": None, "read_mb_per_s": None}, "warning", "that needs 16 MB of room"),
     ],
 )
 def test_what_a_disk_may_lack(changes, level, part):
@@ -158,7 +158,7 @@ def test_a_full_disk(tmp_path, monkeypatch):
         monkeypatch.setattr(disk.tempfile, "TemporaryFile", lambda **_: full)
         found = read_disk(tmp_path)
     assert "ENOSPC" in found.why_not_written
-    assert "df -i" in only(judged(why_not_written=found.why_not_written), "Nothing can be written").to_do
+    assert "df -i" in only(judged(why_not_written=found.why_not_written), "Nothing can be written").hint
 
 
 def test_a_file_system_that_does_not_know_its_size_is_measured_all_the_same(tmp_path, monkeypatch):

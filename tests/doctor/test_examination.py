@@ -40,8 +40,8 @@ def test_json_and_exit_code(capsys, tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     code, report = told(capsys, "--folder", tmp_path)
     assert list(dict.fromkeys(one["topic"] for one in report["findings"])) == TOPICS
-    assert code == report["exit_code"] == int(any(one["level"] == "wrong" for one in report["findings"]))
-    assert {one["level"] for one in of_topic(report, "versions")} == {"fine"}
+    assert code == report["exit_code"] == int(any(one["level"] == "error" for one in report["findings"]))
+    assert {one["level"] for one in of_topic(report, "versions")} == {"ok"}
     assert not [one for one in report["findings"] if "Not examined" in one["fact"]]
     assert list(tmp_path.iterdir()) == []
 
@@ -50,7 +50,7 @@ def test_something_wrong_makes_the_exit_code_1(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", "{")
     code, report = told(capsys, "--folder", tmp_path)
     assert code == report["exit_code"] == 1
-    assert [one["level"] for one in of_topic(report, "cluster")] == ["wrong"]
+    assert [one["level"] for one in of_topic(report, "cluster")] == ["error"]
     monkeypatch.delenv("TF_CONFIG")
 
 
@@ -94,7 +94,7 @@ def test_what_hangs_is_wrong_and_leaves_the_others(capsys, tmp_path, monkeypatch
     code, report = told(capsys, "--folder", tmp_path)
     assert code == 1
     (gpu,) = of_topic(report, "GPUs")
-    assert gpu["level"] == "wrong"
+    assert gpu["level"] == "error"
     assert "The NVIDIA driver did not answer within 0.05 s." in gpu["fact"]
     assert len(of_topic(report, "disk")) == 3
     library.let_go.set()

@@ -19,7 +19,7 @@ def findings(machine, root=Path("/"), environ=None, gpus_of_tensorflow=None):
 
 def test_a_good_gpu():
     found = checked(findings(driver()))
-    assert worst(found) == "fine"
+    assert worst(found) == "ok"
     assert {one.subject for one in found} == {"GPU 0"}
     fact = only(found, "Tensor Cores").fact
     assert "A100" in fact
@@ -31,7 +31,7 @@ def test_a_good_gpu():
 
 def test_no_gpu_is_no_fault(tmp_path):
     (found,) = checked(findings(NO_GPU, tmp_path))
-    assert found.level == "could be better"
+    assert found.level == "warning"
     assert found.fact == "No GPU, so training runs on the CPU. No NVIDIA driver on this machine."
 
 
@@ -39,11 +39,11 @@ def test_what_happened_and_what_to_do_stand_apart(tmp_path):
     problem = "No driver here (no libnvidia-ml.so.1): the CPU only. In a container, start it with the GPUs: --gpus all."
     (found,) = checked(findings(Driver(problem=problem), tmp_path))
     assert found.fact.endswith("No driver here (no libnvidia-ml.so.1): the CPU only.")
-    assert found.to_do == "In a container, start it with the GPUs: --gpus all."
+    assert found.hint == "In a container, start it with the GPUs: --gpus all."
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvidia0").touch()
     (found,) = checked(findings(Driver(problem="The driver is not loaded. Load it: modprobe nvidia."), tmp_path))
-    assert (found.level, found.to_do) == ("wrong", "Load it: modprobe nvidia.")
+    assert (found.level, found.hint) == ("error", "Load it: modprobe nvidia.")
 
 
 def test_gpus_of_which_there_are_no_figures_are_gpus():
@@ -74,18 +74,18 @@ def test_a_gpu_that_is_there_and_can_not_be_used_is_wrong(tmp_path):
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvidia0").touch()
     (found,) = checked(findings(Driver(problem="The versions differ."), tmp_path))
-    assert found.level == "wrong"
+    assert found.level == "error"
     hidden = Driver(problem="CUDA_VISIBLE_DEVICES='' hides every GPU from this process.")
-    assert findings(hidden, tmp_path)[0].level == "could be better"
+    assert findings(hidden, tmp_path)[0].level == "warning"
 
 
 @pytest.mark.parametrize(
     ("name", "capability", "level", "part"),
     [
-        ("Tesla T4", (7, 5), "fine", "Tensor Cores for float16:"),
-        ("NVIDIA GeForce GTX 1660", (7, 5), "could be better", "no Tensor Cores"),
-        ("Tesla P100", (6, 0), "could be better", "no Tensor Cores"),
-        ("NVIDIA H200", (9, 0), "fine", "float16 and bfloat16"),
+        ("Tesla T4", (7, 5), "ok", "Tensor Cores for float16:"),
+        ("NVIDIA GeForce GTX 1660", (7, 5), "warning", "no Tensor Cores"),
+        ("Tesla P100", (6, 0), "warning", "no Tensor Cores"),
+        ("NVIDIA H200", (9, 0), "ok", "float16 and bfloat16"),
     ],
 )
 def test_abilities(name, capability, level, part):
@@ -96,10 +96,10 @@ def test_abilities(name, capability, level, part):
 @pytest.mark.parametrize(
     ("link", "level", "part"),
     [
-        (PcieLink(1, 4, 4, 16, 16), "fine", "generation 4 x16 (now 1, as long as it has nothing to do)"),
-        (PcieLink(4, 4, 4, 8, 16), "could be better", "x8 of x16"),
-        (PcieLink(3, 3, 4, 16, 16), "could be better", "generation 3 of 4"),
-        (PcieLink(3, 3, None, 16, None), "fine", "generation 3 x16"),
+        (PcieLink(1, 4, 4, 16, 16), "ok", "generation 4 x16 (now 1, as long as it has nothing to do)"),
+        (PcieLink(4, 4, 4, 8, 16), "warning", "x8 of x16"),
+        (PcieLink(3, 3, 4, 16, 16), "warning", "generation 3 of 4"),
+        (PcieLink(3, 3, None, 16, None), "ok", "generation 3 x16"),
     ],
 )
 def test_pcie(link, level, part):
@@ -119,21 +119,21 @@ def test_pcie_that_is_not_known_is_not_spoken_of():
     ],
 )
 def test_what_holds_a_gpu_back(figures, part):
-    assert only(checked(findings(driver(counters(**figures)))), part).level == "could be better"
+    assert only(checked(findings(driver(counters(**figures)))), part).level == "warning"
 
 
 @pytest.mark.parametrize("reasons", [None, (), ("power",), ("display", "sync_boost")])
 def test_what_is_usual_holds_nothing_back(reasons):
-    assert worst(findings(driver(counters(throttle_reasons=reasons)))) == "fine"
+    assert worst(findings(driver(counters(throttle_reasons=reasons)))) == "ok"
 
 
 @pytest.mark.parametrize(
     ("pairs", "links", "level", "part"),
     [
-        ({(0, 1), (0, 2), (1, 2)}, 12, "fine", "NVLink between all 3 GPUs, 12 links each."),
-        ({(0, 1)}, 4, "could be better", "NVLink between GPUs 0-1 only."),
-        (set(), None, "could be better", "No NVLink between the 3 GPUs."),
-        (set(), 0, "could be better", "NVLink is there and not up on GPU 0, 1, 2."),
+        ({(0, 1), (0, 2), (1, 2)}, 12, "ok", "NVLink between all 3 GPUs, 12 links each."),
+        ({(0, 1)}, 4, "warning", "NVLink between GPUs 0-1 only."),
+        (set(), None, "warning", "No NVLink between the 3 GPUs."),
+        (set(), 0, "warning", "NVLink is there and not up on GPU 0, 1, 2."),
     ],
 )
 def test_nvlink(pairs, links, level, part):
@@ -148,7 +148,7 @@ def test_one_gpu_needs_no_nvlink():
 
 def test_a_lost_gpu():
     found = findings(dataclasses.replace(driver(), problem="GPU 0 (A100): GPU is lost."))
-    assert only(found, "GPU is lost").level == "could be better"
+    assert only(found, "GPU is lost").level == "warning"
 
 
 def test_from_nvml_to_findings(monkeypatch):

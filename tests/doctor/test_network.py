@@ -40,29 +40,29 @@ def test_the_kernel_s_list(tmp_path):
 
 
 def test_no_rdma_matters_between_machines_only():
-    assert worst(judged()) == "fine"
-    assert only(judged(has_many_machines=True), "talk over TCP").level == "could be better"
+    assert worst(judged()) == "ok"
+    assert only(judged(has_many_machines=True), "talk over TCP").level == "warning"
 
 
 def test_ports():
     found = judged(UP, DOWN)
-    assert only(found, "mlx5_0/1: InfiniBand, 200 Gb/sec").level == "fine"
-    assert only(found, "mlx5_1/1").level == "could be better"
+    assert only(found, "mlx5_0/1: InfiniBand, 200 Gb/sec").level == "ok"
+    assert only(found, "mlx5_1/1").level == "warning"
 
 
 def test_gpu_direct():
-    assert worst(judged(UP, gpu_number=1)) == "fine"
-    assert only(judged(UP, gpu_number=1, has_gpu_direct=False), "nvidia_peermem").level == "could be better"
-    assert worst(judged(UP, has_gpu_direct=False)) == "fine"
+    assert worst(judged(UP, gpu_number=1)) == "ok"
+    assert only(judged(UP, gpu_number=1, has_gpu_direct=False), "nvidia_peermem").level == "warning"
+    assert worst(judged(UP, has_gpu_direct=False)) == "ok"
 
 
 def test_nccl():
     assert not [one for one in judged(gpu_number=1) if "NCCL" in one.fact]
-    assert only(judged(gpu_number=2, nccl="2.25.1"), "NCCL 2.25.1").level == "fine"
-    assert only(judged(gpu_number=2), "NCCL is not among").level == "could be better"
+    assert only(judged(gpu_number=2, nccl="2.25.1"), "NCCL 2.25.1").level == "ok"
+    assert only(judged(gpu_number=2), "NCCL is not among").level == "warning"
 
 
 @pytest.mark.parametrize("name", ["NCCL_P2P_DISABLE", "NCCL_IB_DISABLE", "NCCL_SHM_DISABLE"])
 def test_switches_that_were_left_set(name):
-    assert only(judged(environ={name: "1"}), f"{name} is set").level == "could be better"
-    assert worst(judged(environ={name: "0"})) == "fine"
+    assert only(judged(environ={name: "1"}), f"{name} is set").level == "warning"
+    assert worst(judged(environ={name: "0"})) == "ok"

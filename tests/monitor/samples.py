@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from keras_turbo.devices.cpu import CpuCounters
-from keras_turbo.devices.gpus import Gpu
-from keras_turbo.monitor.counters import GpuCounters
+from keras_turbo.monitor.counters import Gpu, GpuCounters
+from keras_turbo.monitor.cpu import CpuCounters
 from keras_turbo.monitor.sampler import Sample
 
 

@@ -9,9 +9,8 @@ import types
 import pynvml
 import pytest
 
-from keras_turbo.devices.gpus import Gpu
 from keras_turbo.monitor import nvml
-from keras_turbo.monitor.counters import GpuCounters
+from keras_turbo.monitor.counters import Gpu, GpuCounters
 from keras_turbo.monitor.nvml import NvmlSession, pci_bus_id, visible_gpus
 from tests.monitor.fake_nvml import FakeGpu, FakeMig, FakeNvml, gpus, use
 
@@ -374,7 +373,7 @@ def test_an_error_of_ours_while_it_opens_leaves_nothing_open(monkeypatch):
     def broken(machine, environ):
         raise RuntimeError("broken")
 
-    monkeypatch.setattr(nvml, "visible", broken)
+    monkeypatch.setattr(nvml, "visible_to_cuda", broken)
     with pytest.raises(RuntimeError, match="broken"):
         NvmlSession({})
     assert library.open_sessions == 0

@@ -13,8 +13,8 @@ import numpy as np
 import pynvml
 import pytest
 
-from keras_turbo.devices.cpu import CpuCounters
 from keras_turbo.monitor import sampler
+from keras_turbo.monitor.cpu import CpuCounters
 from keras_turbo.monitor.figures import HardwareFigures
 from keras_turbo.monitor.sampler import Sample, Subscription, subscribe
 from tests.monitor.fake_nvml import FakeNvml, gpus, use

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import keras_turbo as kt
-from keras_turbo.devices.hardware import Cpu, gpu_from_details
+from keras_turbo.machine import CpuFeatures, gpu_features
 from keras_turbo.precision import PrecisionWarning, policy
 from keras_turbo.precision.measurement import HalfPrecisionSpeed, half_precision_speed
 
@@ -62,7 +62,7 @@ def test_a_gpu_without_tensor_cores_is_warned_of(have_gpus, gpus):
     assert "no Tensor Cores" in choice.reason
 
 
-WITH_BFLOAT16 = Cpu("Xeon", ("avx512_bf16", "amx_bf16"))
+WITH_BFLOAT16 = CpuFeatures("Xeon", ("avx512_bf16", "amx_bf16"))
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_a_cpu_with_instructions_is_measured(products, convolutions, name):
 
 
 def test_a_cpu_without_instructions_is_not_measured():
-    choice = policy.policy_for_cpu(Cpu("Old CPU", ()), lambda dtype: pytest.fail("measured"))
+    choice = policy.policy_for_cpu(CpuFeatures("Old CPU", ()), lambda dtype: pytest.fail("measured"))
     assert choice == ("float32", "there is no GPU, and Old CPU has no bfloat16 instructions")
 
 
@@ -129,4 +129,4 @@ def test_quiet(capsys, set_dtype_policy):
 
 
 def test_the_reason_of_a_gpu_names_it():
-    assert "Tesla T4" in policy.policy_for_gpus([gpu_from_details(T4)]).reason
+    assert "Tesla T4" in policy.policy_for_gpus([gpu_features(T4)]).reason

@@ -13,7 +13,7 @@ from keras_turbo.auditing.pipeline_graph import PipelineGraph, pipeline_graph, w
 from keras_turbo.auditing.remedies.remedy import Remedy, does_not_apply, not_measured
 from keras_turbo.data.fast_dataset import FastDataset
 from keras_turbo.data.settings import available_cores
-from keras_turbo.devices.free_memory import free_memory_bytes
+from keras_turbo.machine import free_memory_bytes
 
 # Where training waits for less than this share of a step, input can't be what is slow, and nothing is measured.
 LEAST_WAIT_SHARE = 0.05

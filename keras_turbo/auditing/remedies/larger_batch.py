@@ -8,10 +8,10 @@ import tensorflow as tf
 
 from keras_turbo.auditing.bench import Bench
 from keras_turbo.auditing.remedies.remedy import Remedy, does_not_apply, not_measured
-from keras_turbo.devices.free_memory import free_memory_bytes
 from keras_turbo.execution.memory import PeakMemory
 from keras_turbo.execution.race import short_reason
 from keras_turbo.execution.stacks import why_not_stackable
+from keras_turbo.machine import free_memory_bytes
 
 _TIMES = 4
 # On a CPU, what does not fit kills the process.

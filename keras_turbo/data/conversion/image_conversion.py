@@ -23,6 +23,7 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
+from keras_turbo import files as storage
 from keras_turbo.data.conversion.plan import Part, already_done, begin, refuse_other_files
 from keras_turbo.data.conversion.shard_file import open_writer, target_folder, working_folder
 from keras_turbo.data.disk_store import digest
@@ -33,10 +34,10 @@ from keras_turbo.data.records.manifest import Leaf, Manifest, write_json
 from keras_turbo.data.records.shards import CONVERTING_FOLDER
 from keras_turbo.data.settings import available_cores, check_count
 from keras_turbo.data.sources.class_folders import has_class_folders, validation_mask
+from keras_turbo.data.sources.files import statuses_of
 from keras_turbo.data.sources.image_folder import find_images
-from keras_turbo.progress import progress_bar
-from keras_turbo.storage import paths as storage
-from keras_turbo.storage.schemes import is_remote, resolved
+from keras_turbo.files import is_remote, resolved
+from keras_turbo.report import progress_bar
 
 FORMAT_VERSION = 1
 
@@ -136,7 +137,7 @@ def convert_images(
         )
     by_class = has_class_folders(source)
     found = find_images(source, by_class)
-    statuses = storage.statuses_of(found.paths)
+    statuses = statuses_of(found.paths)
     labels = [found.class_names.index(name) for name in found.class_of] if by_class else None
     parts = _parts(target, found.paths, labels, [status.size for status in statuses], shards, validation_split, seed)
     plan = {
@@ -247,9 +248,9 @@ def _convert_part(
                 label = None if part.labels is None else part.labels[chosen[number]]
                 writer.write(_record(result, label, storage.relative_to(path, source)))
                 count += 1
-        # The account last: a shard without one would be made again.
-        storage.put_in_place(str(working / name), storage.join(part.folder, name))
+        # The shard last: one that is there has its account, and is not made again.
         write_json(account, {"count": count, "skipped": skipped})
+        storage.put_in_place(str(working / name), storage.join(part.folder, name))
 
 
 def _in_order(

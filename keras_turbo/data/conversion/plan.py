@@ -6,10 +6,10 @@ import dataclasses
 import json
 from typing import Any
 
+from keras_turbo import files as storage
 from keras_turbo.data.conversion.shard_file import shard_name
 from keras_turbo.data.records.manifest import MANIFEST_NAME, Manifest, load_manifest, write_json
 from keras_turbo.data.records.shards import CONVERTING_FOLDER, record_files_in
-from keras_turbo.storage import paths as storage
 
 PART_NAMES = ("training", "validation")
 """The folders of a conversion with a split."""

@@ -11,8 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_turbo.data.disk_store import default_cache_dir, digest
-from keras_turbo.storage.schemes import is_remote, resolved
+from keras_turbo.data.disk_store import digest
+from keras_turbo.files import default_cache_dir, is_remote, resolved
 
 
 def shard_name(index: int, number: int) -> str:

@@ -17,16 +17,14 @@ import functools
 import hashlib
 import os
 import pathlib
-import tempfile
 import zlib
 from collections.abc import Iterator
 
 import numpy as np
 
+from keras_turbo import files as storage
 from keras_turbo.data.records.framing import ReadAt, end_of_damage, record_offsets
-from keras_turbo.storage import paths as storage
-from keras_turbo.storage.paths import Status
-from keras_turbo.storage.schemes import is_remote
+from keras_turbo.files import Status, is_remote
 
 FORMAT_VERSION = 1
 INDEX_FOLDER = ".keras_turbo_index"
@@ -123,19 +121,12 @@ def _load(place: pathlib.Path, status: Status) -> np.ndarray | None:
 
 
 def _save(place: pathlib.Path, status: Status, offsets: np.ndarray) -> bool:
-    """Writes an index beside its name and renames it; whether that could be done."""
+    """Writes an index; whether that could be done."""
     header = [FORMAT_VERSION, *status, zlib.crc32(offsets.tobytes())]
-    temporary = None
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=place.parent, prefix=".index-")
-        with os.fdopen(handle, "wb") as file:
+        storage.make_folder(str(place.parent))
+        with storage.writing(str(place), syncs=False) as file:
             np.save(file, np.concatenate([np.array(header, np.int64), offsets]))
-        os.chmod(temporary, 0o644)  # mkstemp's files are closed to others, who may share the data
-        os.replace(temporary, place)
     except OSError:
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
         return False
     return True

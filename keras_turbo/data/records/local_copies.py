@@ -9,24 +9,21 @@ CACHE_DIR/tfrecord/unpacked/<digest of path>/<digest of size and time of change>
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import pathlib
-import tempfile
 import warnings
 import zlib
 from collections.abc import Sequence
-from typing import BinaryIO, NamedTuple
+from typing import IO, BinaryIO, NamedTuple
 
 import numpy as np
 
-from keras_turbo.data.disk_store import fits_on_disk, remove_abandoned
+from keras_turbo import files as storage
+from keras_turbo.data.disk_store import fits_on_disk
 from keras_turbo.data.records.framing import HEADER_BYTES, lengths_are_whole, record_offsets
-from keras_turbo.progress import progress_bar
-from keras_turbo.storage import paths as storage
-from keras_turbo.storage import remote
-from keras_turbo.storage.schemes import is_remote
+from keras_turbo.files import is_remote
+from keras_turbo.report import progress_bar
 
 COMPRESSIONS = (None, "", "GZIP", "ZLIB")
 
@@ -35,8 +32,8 @@ DAMAGE_MARK = b"\xff" * HEADER_BYTES
 
 _CHUNK_BYTES = 1 << 20
 
-# How the names of copies begin that are not whole.
-_UNFINISHED = ".unpacking-"
+# How much is asked for at a time behind a scheme.
+_READ_AHEAD_BYTES = 8 << 20
 
 # What zlib is told about the header to expect: a gzip one (16 on top of the window's 15 bits), or its own.
 _WINDOW_BITS = {"GZIP": 31, "ZLIB": 15}
@@ -85,7 +82,7 @@ def local_copies(paths: Sequence[str], compressions: Sequence[str], cache_folder
     folder = cache_folder / "tfrecord" / "unpacked"
     copies: list[str] = []
     missing = []
-    statuses = remote.each_of(storage.status_of, paths) if any(map(is_remote, paths)) else map(storage.status_of, paths)
+    statuses = storage.each_path(storage.status_of, paths)
     for path, compression, status in zip(paths, compressions, statuses, strict=True):
         # An empty file holds nothing that could be unpacked.
         if not status.size or not (compression or is_remote(path)):
@@ -137,12 +134,13 @@ def _digest(text: str) -> str:
 
 def _copy(missing: _Missing) -> None:
     path, compression, size, place = missing
-    temporary = None
-    remove_abandoned(place.parent, _UNFINISHED)
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=place.parent, prefix=_UNFINISHED)
-        with os.fdopen(handle, "w+b") as copy, storage.opened(path) as original:
+        storage.make_folder(str(place.parent))
+        storage.remove_abandoned(str(place.parent))
+        with (
+            storage.writing(str(place), syncs=False) as copy,
+            storage.opened(path, read_ahead_bytes=_READ_AHEAD_BYTES) as (original, _),
+        ):
             if not compression:
                 _copy_whole(original, copy, size)
             elif not _decompress(original, copy, _WINDOW_BITS[compression]):
@@ -151,16 +149,10 @@ def _copy(missing: _Missing) -> None:
                 copy.truncate(_last_end(copy))
                 copy.seek(0, os.SEEK_END)
                 copy.write(DAMAGE_MARK)
-        os.replace(temporary, place)
         for outdated in place.parent.glob("*.tfrecord"):
             if outdated != place:
                 outdated.unlink(missing_ok=True)
-    except BaseException as error:
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-        if not isinstance(error, OSError):
-            raise
+    except OSError as error:
         why, remedy = "is copied", ""
         if compression:
             why, remedy = "is compressed and is unpacked", ", or store the records uncompressed"
@@ -171,7 +163,7 @@ def _copy(missing: _Missing) -> None:
         ) from error
 
 
-def _copy_whole(original: storage.Readable, copy: BinaryIO, size: int) -> None:
+def _copy_whole(original: IO[bytes], copy: BinaryIO, size: int) -> None:
     while chunk := original.read(_CHUNK_BYTES):
         copy.write(chunk)
     if copy.tell() != size:
@@ -184,7 +176,7 @@ def _last_end(copy: BinaryIO) -> int:
     return int(record_offsets(lambda offset, size: os.pread(descriptor, size, offset), copy.tell())[-1])
 
 
-def _decompress(packed: storage.Readable, copy: BinaryIO, window_bits: int) -> bool:
+def _decompress(packed: IO[bytes], copy: BinaryIO, window_bits: int) -> bool:
     """Decompresses a file as far as that can be done; whether that is to its end."""
     decompressor = zlib.decompressobj(window_bits)
     while data := decompressor.unused_data or packed.read(_CHUNK_BYTES):

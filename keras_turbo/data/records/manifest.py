@@ -21,8 +21,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_turbo import files as storage
 from keras_turbo.data.records.local_copies import COMPRESSIONS
-from keras_turbo.storage import paths as storage
 
 FORMAT = "keras_turbo.tfrecord"
 FORMAT_VERSION = 1

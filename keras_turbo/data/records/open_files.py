@@ -11,9 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from keras_turbo.storage import paths as storage
-from keras_turbo.storage import remote
-from keras_turbo.storage.schemes import is_remote
+from keras_turbo import files as storage
+from keras_turbo.files import is_remote
 
 # Of the files that this process may still open, this share is kept open; all others are opened for each read.
 _SHARE_OF_OPEN_FILES = 0.25
@@ -64,7 +63,7 @@ class OpenFiles:
         firsts = np.flatnonzero(starts)
         totals = np.add.reduceat(sizes, firsts).tolist()
         runs = list(zip(files[firsts].tolist(), begins[firsts].tolist(), totals, strict=True))
-        yield from zip(remote.each_of(lambda run: self.read(*run), runs), totals, strict=True)
+        yield from zip(storage.each_of(lambda run: self.read(*run), runs), totals, strict=True)
 
     def read_into(self, file: int, target: memoryview, offset: int) -> int:
         """As `read`, to where they are wanted, of a file on this machine; returns how many there were."""

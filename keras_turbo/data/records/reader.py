@@ -17,13 +17,13 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import tensorflow as tf
 
+from keras_turbo import files as storage
 from keras_turbo.data.records.framing import what_is_wrong
 from keras_turbo.data.records.index import RecordIndex
 from keras_turbo.data.records.local_copies import DAMAGE_MARK
 from keras_turbo.data.records.open_files import OpenFiles, Places
 from keras_turbo.data.records.scratch_files import ScratchFiles
 from keras_turbo.data.variant_dataset import VariantDataset
-from keras_turbo.storage import paths as storage
 
 # What TensorFlow reads of a file at once, at most.
 _BUFFER_BYTES = 1 << 18

@@ -8,11 +8,11 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from keras_turbo import files as storage
 from keras_turbo.data.records.manifest import MANIFEST_NAME, Manifest, load_manifest
 from keras_turbo.data.records.reader import RecordReader
 from keras_turbo.data.sources.files import find_files
-from keras_turbo.storage import paths as storage
-from keras_turbo.storage.schemes import is_remote, resolved
+from keras_turbo.files import is_remote, resolved
 
 # In a folder without a manifest: `a.tfrecord`, `a.tfrecords.gz`, `a.tfrec`, `a.tfrecord-00000-of-00008`.
 _IN_NAMES = ".tfrec"

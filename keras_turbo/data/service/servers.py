@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from keras_turbo.data.service.address import DataServiceError, ServiceAddress
-from keras_turbo.storage.schemes import load_file_systems
+from keras_turbo.files.remote import load_tensorflow_io
 
 LOOPBACK = "localhost"
 
@@ -81,7 +81,7 @@ def run_worker(dispatcher: ServiceAddress, *, host: str, port: int, timeout_seco
     with _ended_by_signals() as wait:
         if not _wait_for(dispatcher, timeout_seconds, wait):
             return
-        load_file_systems()
+        load_tensorflow_io()
         config = tf.data.experimental.service.WorkerConfig(
             dispatcher_address=dispatcher.host_and_port,
             worker_address=f"{host}:%port%",

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_turbo.data.audio import AudioOptions, can_decode_packed, check_channels, decode_audio
+from keras_turbo import files as storage
+from keras_turbo.data.audio import INSTALLATION, AudioOptions, can_decode_packed, check_channels, decode_audio
 from keras_turbo.data.audio_files import AUDIO_ENDINGS, PACKED_ENDINGS, audio_kind, channels_in
 from keras_turbo.data.failures import ExampleLoadError
 from keras_turbo.data.sources.class_folders import (
@@ -23,9 +24,6 @@ from keras_turbo.data.sources.class_folders import (
     find_class_files,
 )
 from keras_turbo.data.sources.files import FileSource
-from keras_turbo.storage import paths as storage
-from keras_turbo.storage import remote
-from keras_turbo.storage.schemes import INSTALLATION
 
 # So many files are looked at beforehand, by so much of each.
 _LOOKED_AT = 4
@@ -85,7 +83,7 @@ def _require_channels(paths: Sequence[str], channels: int) -> None:
         return
     numbers: list[int] = np.unique(np.linspace(0, len(paths) - 1, _LOOKED_AT).astype(int)).tolist()
     some = [paths[number] for number in numbers]
-    for path, found in zip(some, remote.each_of(_channels_of, some), strict=True):
+    for path, found in zip(some, storage.each_of(_channels_of, some), strict=True):
         if found is not None:
             try:
                 check_channels(found, channels)

@@ -14,11 +14,10 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
+from keras_turbo import files as storage
 from keras_turbo.data.labels import check_class_names, encode_labels, labels_of_paths
 from keras_turbo.data.sources.files import FileSource
-from keras_turbo.storage import paths as storage
-from keras_turbo.storage import remote
-from keras_turbo.storage.schemes import is_remote, resolved
+from keras_turbo.files import is_remote, resolved
 
 Subset = Literal["training", "validation", "both"]
 
@@ -158,7 +157,7 @@ def _require_folder(root: str, kind: FileKind) -> None:
     if storage.exists(root):
         raise NotADirectoryError(f"{root!r} is a file. Give the folder that holds the {kind.plural}.")
     if is_remote(root):
-        remote.require_reachable(root)
+        storage.require_reachable(root)
     where = "" if is_remote(root) else f" (it is relative to {os.getcwd()!r})"
     raise FileNotFoundError(f"There is no folder {root!r}. Check the path{where}.")
 
@@ -171,8 +170,9 @@ def _folders_and_files(root: str, endings: Sequence[str]) -> tuple[list[str], li
             if not path.name.startswith("."):
                 (folders if path.is_dir() else files).append(path.name)
     else:
-        for path, is_folder in _told_apart(root, endings):
-            (folders if is_folder else files).append(storage.name_of(path))
+        for name, is_folder in storage.entries(root):
+            if not name.startswith("."):
+                (folders if is_folder else files).append(name)
     return sorted(folders), sorted(name for name in files if _ending(name) in endings)
 
 
@@ -187,10 +187,10 @@ def _warn_of_files_beside(root: str, beside: list[str], kind: FileKind) -> None:
 
 def _files_below(root: str, folder: str, kind: FileKind, left_out: collections.Counter[str]) -> list[str]:
     found, others = [], []
-    for path in _remote_files(folder, kind) if is_remote(folder) else _local_files(root, folder):
+    for path in _remote_files(folder) if is_remote(folder) else _local_files(root, folder):
         (found if _ending(storage.name_of(path)) in kind.endings else others).append(path)
     if others:
-        heads = (remote.each_of if is_remote(folder) else map)(_head, others)
+        heads = storage.each_path(_head, others)
         for path, head in zip(others, heads, strict=True):
             if kind.is_one(head):
                 found.append(path)
@@ -214,32 +214,17 @@ def _local_files(root: str, folder: str) -> Iterator[str]:
                 yield os.path.join(parent, name)
 
 
-def _remote_files(folder: str, kind: FileKind) -> Iterator[str]:
+def _remote_files(folder: str) -> Iterator[str]:
     waiting = [folder]
     while waiting:
-        for path, is_folder in _told_apart(waiting.pop(), kind.endings):
+        parent = waiting.pop()
+        for name, is_folder in storage.entries(parent):
+            if name.startswith("."):
+                continue
             if is_folder:
-                waiting.append(path)
+                waiting.append(storage.join(parent, name))
             else:
-                yield path
-
-
-def _told_apart(folder: str, endings: Sequence[str]) -> Iterator[tuple[str, bool]]:
-    """What is in a folder behind a scheme, without what is hidden, and for each whether it is a folder.
-
-    Where the listing does not tell, asking costs a request each. A name with one of the endings is not asked about: it
-    is a file's.
-    """
-    unknown = []
-    for name, is_folder in remote.entries(folder):
-        path = storage.join(folder, name)
-        if name.startswith("."):
-            continue
-        if is_folder is not None or _ending(name) in endings:
-            yield path, bool(is_folder)
-        else:
-            unknown.append(path)
-    yield from zip(unknown, remote.each_of(remote.is_folder, unknown), strict=True)
+                yield storage.join(parent, name)
 
 
 def _ending(name: str) -> str:

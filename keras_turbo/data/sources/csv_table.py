@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from keras_turbo.data.disk_store import default_cache_dir
 from keras_turbo.data.example_store import fits_in_memory
 from keras_turbo.data.failures import ExampleLoadError, SkippedExample
 from keras_turbo.data.settings import Settings
@@ -29,7 +28,8 @@ from keras_turbo.data.tables.pyarrow_library import load_pyarrow
 from keras_turbo.data.tables.row_groups import numbers_without, row_groups_of
 from keras_turbo.data.tables.rows import decode_rows, raise_first_flaw
 from keras_turbo.data.tables.table import Table
-from keras_turbo.devices.free_memory import free_memory_bytes
+from keras_turbo.files import default_cache_dir
+from keras_turbo.machine import free_memory_bytes
 
 _IN_NAMES = (".csv", ".tsv")
 

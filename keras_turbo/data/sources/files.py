@@ -11,16 +11,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_turbo import files as storage
 from keras_turbo.data.fingerprint import function_fingerprint
 from keras_turbo.data.labels import encode_labels, labels_of_paths
 from keras_turbo.data.python_function import PythonFunction
 from keras_turbo.data.settings import Settings
 from keras_turbo.data.sources.mapped_rows import MappedRowsSource
 from keras_turbo.data.sources.source import Identity, Source
-from keras_turbo.storage import paths as storage
-from keras_turbo.storage import remote
-from keras_turbo.storage.globbing import remote_glob
-from keras_turbo.storage.schemes import is_remote, resolved
+from keras_turbo.files import is_remote, resolved
 
 
 class FileSource(Source):
@@ -137,8 +135,20 @@ def files_source(
 
 def files_content(paths: Sequence[str]) -> list[list[Any]]:
     """What is in some files, for an `Identity`: path, size and time of change of each."""
-    statuses = storage.statuses_of(paths)
+    statuses = statuses_of(paths)
     return [[storage.absolute(path), *status] for path, status in zip(paths, statuses, strict=True)]
+
+
+def statuses_of(paths: Sequence[str]) -> list[storage.Status]:
+    """Sizes and times of change of many files; of one that is gone, both are -1: reading it says so."""
+
+    def status(path: str) -> storage.Status:
+        try:
+            return storage.status_of(path)
+        except OSError:
+            return storage.Status(-1, -1)
+
+    return storage.each_path(status, paths)
 
 
 def find_files(pattern: str | os.PathLike | Sequence[str | os.PathLike]) -> list[str]:
@@ -163,13 +173,11 @@ def find_files(pattern: str | os.PathLike | Sequence[str | os.PathLike]) -> list
         # A path that exists is itself, even if it has a bracket in its name.
         if storage.is_file(text):
             matches = [text]
-        elif is_remote(text):
-            matches = remote_glob(text)
         else:
-            matches = [path for path in glob.glob(text, recursive=True) if os.path.isfile(path)]
+            matches = storage.find(text)
         if not matches:
             if is_remote(text):
-                remote.require_reachable(text)
+                storage.require_reachable(text)
             raise ValueError(
                 f"No file matches the pattern {text!r}{_nearest_folder(text)}. "
                 "Check the path; `**` is needed to match files in folders below."

@@ -16,7 +16,7 @@ from keras_turbo.data.sources.row_groups import RowGroupSource
 from keras_turbo.data.tables.row_groups import RowGroup, bytes_of_groups
 from keras_turbo.data.tables.rows import GroupReader, raise_first_flaw, read_rows
 from keras_turbo.data.tables.table import Table
-from keras_turbo.devices.free_memory import free_memory_bytes
+from keras_turbo.machine import free_memory_bytes
 
 # Rows of a window of row groups. More shuffle better, and all of them must be in memory, with those of the next one.
 _WINDOW_BYTES = 256 << 20

@@ -12,8 +12,8 @@ import tensorflow as tf
 from keras_turbo.data.example_store import ExampleStore, bytes_per_example, why_not_storable
 from keras_turbo.data.python_calls import process_is_ending
 from keras_turbo.data.sources.source import Identity, Source
-from keras_turbo.devices.free_memory import free_memory_bytes
-from keras_turbo.progress import progress_bar
+from keras_turbo.machine import free_memory_bytes
+from keras_turbo.report import progress_bar
 
 # Examples that the source makes together while a store is filled: the store is written once for each such batch.
 _FILL_BATCH = 32

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_turbo.data.disk_store import default_cache_dir
+from keras_turbo import files as storage
 from keras_turbo.data.failures import ExampleLoadError, reason_of
 from keras_turbo.data.image_options import ImageOptions, require_batchable
 from keras_turbo.data.light_operations import light_filter, light_map
@@ -26,9 +26,7 @@ from keras_turbo.data.records.shards import Shards, find_shards
 from keras_turbo.data.settings import Settings, is_integer
 from keras_turbo.data.sources.files import files_content
 from keras_turbo.data.sources.source import Identity, Source
-from keras_turbo.storage import paths as storage
-from keras_turbo.storage import remote
-from keras_turbo.storage.schemes import is_remote
+from keras_turbo.files import default_cache_dir
 
 # Features are inferred from so many records, taken from the beginnings of so many files.
 _INFERRED_FROM = 64
@@ -207,7 +205,7 @@ def tfrecord_source(
     images = _image_options(image_options, manifest, settings)
     cache_folder = settings.cache_dir_or(default_cache_dir())
     compression_here = functools.partial(_compression, asked_for=compression, manifest=manifest)
-    packed = (remote.each_of if any(map(is_remote, shards.paths)) else map)(compression_here, shards.paths)
+    packed = storage.each_path(compression_here, shards.paths)
     # From the root, since this process may change its folder.
     files = [storage.absolute(path) for path in local_copies(shards.paths, list(packed), cache_folder)]
     cycle = interleave or (manifest.interleave if manifest is not None and shards.are_all else 1)

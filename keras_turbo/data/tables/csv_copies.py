@@ -10,27 +10,23 @@ import dataclasses
 import json
 import os
 import pathlib
-import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from keras_turbo.data.disk_store import digest, remove_abandoned
+from keras_turbo import files as storage
+from keras_turbo.data.disk_store import digest
 from keras_turbo.data.failures import ExampleLoadError, SkippedExample
 from keras_turbo.data.tables.csv_rows import CsvRows, left_out_of
 from keras_turbo.data.tables.pyarrow_library import load_pyarrow
 from keras_turbo.data.tables.row_groups import TableFile, open_file
-from keras_turbo.progress import progress_bar
-from keras_turbo.storage import paths as storage
+from keras_turbo.report import progress_bar
 
 FORMAT_VERSION = 1
 
 # Rows of a row group of a copy: enough that reading one is no more than reading, few enough that many are shuffled.
 _ROWS_IN_GROUP = 65_536
-
-# How the names of copies begin that are not whole.
-_UNFINISHED = ".converting-"
 
 # Where a copy keeps which rows it has not.
 _LEFT_OUT_KEY = b"keras_turbo.left_out"
@@ -102,12 +98,10 @@ def _opened(place: pathlib.Path, path: str) -> tuple[TableFile, dict[int, str]] 
 
 def _write(path: str, rows: CsvRows, place: pathlib.Path) -> None:
     pa = load_pyarrow("from_csv()")
-    temporary = None
-    remove_abandoned(place.parent, _UNFINISHED)
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=place.parent, prefix=_UNFINISHED)
-        with os.fdopen(handle, "w+b") as file:
+        storage.make_folder(str(place.parent))
+        storage.remove_abandoned(str(place.parent))
+        with storage.writing(str(place), syncs=False) as file:
 
             def write(batches: Iterator[Any]) -> Any:
                 with _errors_of_the_copy():
@@ -128,8 +122,6 @@ def _write(path: str, rows: CsvRows, place: pathlib.Path) -> None:
             # Known only now.
             writer.add_key_value_metadata({_LEFT_OUT_KEY: json.dumps(sorted(left_out.items())).encode()})
             writer.close()
-        os.replace(temporary, place)
-        temporary = None
     except (OSError, _CopyError) as error:
         cause = error if isinstance(error, OSError) else error.cause
         raise OSError(
@@ -137,10 +129,6 @@ def _write(path: str, rows: CsvRows, place: pathlib.Path) -> None:
             f"{path!r} does not fit in memory, and is converted in {str(place.parent)!r} to be read a part at a time, "
             f"which failed ({cause}). Give a folder with more room as `cache_dir`",
         ) from cause
-    finally:
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
 
 
 class _CopyError(Exception):

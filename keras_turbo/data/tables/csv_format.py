@@ -8,8 +8,8 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from keras_turbo import files as storage
 from keras_turbo.data.tables.pyarrow_library import load_pyarrow
-from keras_turbo.storage import paths as storage
 
 # First bytes of compressed files, and Arrow's names of how they are compressed.
 _FIRST_BYTES = 4
@@ -103,7 +103,7 @@ class CsvFormat:
         convert = pa.csv.ConvertOptions(
             column_types=types, include_columns=None if names is None else list(names), strings_can_be_null=False
         )
-        with storage.opened_anywhere(path, read_ahead_bytes=block_bytes) as (file, _):
+        with storage.opened(path, read_ahead_bytes=block_bytes) as (file, _):
             compression = compression_of(file.read(_FIRST_BYTES))
             file.seek(0)
             stream = pa.PythonFile(file, mode="r")

@@ -7,13 +7,13 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from keras_turbo import files as storage
 from keras_turbo.data.failures import ExampleLoadError, SkippedExample, reason_of
 from keras_turbo.data.tables.casting import TEXT, TooManyFailuresError, cast_with_failures
 from keras_turbo.data.tables.csv_format import CsvFormat, compression_of, null_values
 from keras_turbo.data.tables.files import each_file
 from keras_turbo.data.tables.parts import check_once
 from keras_turbo.data.tables.pyarrow_library import load_pyarrow
-from keras_turbo.storage import paths as storage
 
 # So much of each file is looked at, which is little to read and tells of thousands of rows.
 _LOOK_BYTES = 1 << 20

@@ -7,12 +7,10 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from keras_turbo import files as storage
 from keras_turbo.data.failures import ExampleLoadError, SkippedExample
 from keras_turbo.data.sources.files import find_files
-from keras_turbo.storage import paths as storage
-from keras_turbo.storage import remote
-from keras_turbo.storage.globbing import remote_glob
-from keras_turbo.storage.schemes import is_remote, resolved
+from keras_turbo.files import resolved
 
 T = TypeVar("T")
 
@@ -44,13 +42,12 @@ def find_table_files(
         name = storage.name_of(path)
         return any(ending in name.lower() for ending in endings) and not name.startswith((".", "_"))
 
-    named = [storage.join(folder, name) for name in storage.names_in(folder) if is_one(name)]
-    are_files = (remote.each_of if is_remote(folder) else map)(storage.is_file, named)
-    paths = [path for path, is_file in zip(named, are_files, strict=True) if is_file]
+    found = storage.entries(folder)
+    paths = [storage.join(folder, name) for name, is_folder in found if is_one(name) and not is_folder]
     if not paths:
         escaped = glob.escape(folder)
         patterns = [storage.join(escaped, "*", f"*{ending}*") for ending in endings]
-        below = any(is_one(path) for one in patterns for path in (remote_glob if is_remote(one) else glob.iglob)(one))
+        below = any(is_one(path) for one in patterns for path in storage.find(one))
         hint = f" There are some below: give {storage.join(escaped, '**', '*' + endings[0])!r}." if below else ""
         raise ValueError(f"No {kind} files in {folder!r}: no name with {' or '.join(endings)} in it.{hint}")
     return paths
@@ -82,7 +79,7 @@ def each_file(
                 raise ExampleLoadError(f"{error} (on_error='skip' leaves such files out and lists them.)") from error
             return SkippedExample(path, str(error).removeprefix(f"{path}: "))
 
-    results = (remote.each_of if any(map(is_remote, paths)) else map)(looked_at, paths)
+    results = storage.each_path(looked_at, paths)
     found: list[T] = []
     left_out: list[SkippedExample] = []
     for one in results:

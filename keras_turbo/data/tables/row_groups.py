@@ -8,15 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from keras_turbo import files as storage
 from keras_turbo.data.failures import ExampleLoadError, SkippedExample, reason_of
 from keras_turbo.data.tables.casting import plain_type, value_type
 from keras_turbo.data.tables.columns import Column, column_of
 from keras_turbo.data.tables.files import each_file
 from keras_turbo.data.tables.parts import check_once
 from keras_turbo.data.tables.pyarrow_library import load_pyarrow
-from keras_turbo.storage import paths as storage
-from keras_turbo.storage.paths import Status
-from keras_turbo.storage.schemes import is_remote
+from keras_turbo.files import Status, is_remote
 
 # What a bytes object takes beside its bytes, and the reference to it.
 _OBJECT_BYTES = 48
@@ -83,7 +82,7 @@ class RowGroup:
         """
         pa = load_pyarrow("from_parquet()")
         try:
-            with storage.opened_anywhere(self.file.path) as (file, status):
+            with storage.opened(self.file.path) as (file, status):
                 if status != self.file.status:
                     raise ExampleLoadError(f"{self.file.name} has changed since the dataset was built. Build it anew.")
                 parquet = pa.parquet.ParquetFile(
@@ -117,7 +116,7 @@ def open_file(path: str, name: str | None = None) -> TableFile:
     pa = load_pyarrow("from_parquet()")
     name = path if name is None else name
     try:
-        with storage.opened_anywhere(path) as (file, status):
+        with storage.opened(path) as (file, status):
             parquet = pa.parquet.ParquetFile(file)
             return TableFile(storage.absolute(path), name, status, parquet.metadata, parquet.schema_arrow)
     except (OSError, pa.ArrowException) as error:

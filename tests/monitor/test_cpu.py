@@ -1,4 +1,4 @@
-"""Cores that a process really has, and what it and the others use of them."""
+"""What a process and the others use of its cores."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-
 from keras_turbo.devices import cpu
-from keras_turbo.devices.cpu import CpuReader, cores
+
+from keras_turbo.monitor.cpu import CpuReader
 
 AFFINITY = 8
 
@@ -31,46 +31,6 @@ def write(root: Path, files: dict[str, str]) -> None:
 
 V2 = {"proc/self/cgroup": "0::/job"}
 V1 = {"proc/self/cgroup": "4:cpu,cpuacct:/job"}
-
-
-@pytest.mark.parametrize(
-    ("files", "quota", "usable"),
-    [
-        ({}, None, 8),
-        ({**V2, "sys/fs/cgroup/job/cpu.max": "max 100000"}, None, 8),
-        ({**V2, "sys/fs/cgroup/job/cpu.max": "250000 100000"}, 2.5, 2.5),
-        ({**V2, "sys/fs/cgroup/job/cpu.max": "1200000 100000"}, 12, 8),
-        ({**V2, "sys/fs/cgroup/cpu.max": "100000 100000", "sys/fs/cgroup/job/cpu.max": "300000 100000"}, 1, 1),
-        ({**V2, "sys/fs/cgroup/job/cpu.max": "nonsense"}, None, 8),
-        (
-            {
-                **V1,
-                "sys/fs/cgroup/cpu/job/cpu.cfs_quota_us": "400000",
-                "sys/fs/cgroup/cpu/job/cpu.cfs_period_us": "100000",
-            },
-            4,
-            4,
-        ),
-        (
-            {
-                **V1,
-                "sys/fs/cgroup/cpu/job/cpu.cfs_quota_us": "-1",
-                "sys/fs/cgroup/cpu/job/cpu.cfs_period_us": "100000",
-            },
-            None,
-            8,
-        ),
-    ],
-)
-def test_cores(tmp_path, files, quota, usable):
-    write(tmp_path, files)
-    found = cores(tmp_path)
-    assert (found.machine, found.affinity, found.quota, found.usable) == (16, 8, quota, usable)
-
-
-def test_cores_where_the_scheduler_has_no_affinity(tmp_path, monkeypatch):
-    monkeypatch.delattr(os, "sched_getaffinity")
-    assert cores(tmp_path).usable == 16
 
 
 class Times:
@@ -191,4 +151,3 @@ def test_this_machine(monkeypatch):
     assert counters.process_percent > 0
     assert 0 < counters.process_share_percent <= 100
     assert 0 <= counters.free_share_percent <= 100
-    assert 0 < cores().usable <= cores().affinity <= cores().machine

@@ -1,37 +1,16 @@
-"""How many cores this process really has, and how much of them it uses."""
+"""How much this process and others use of its cores."""
 
 from __future__ import annotations
 
-import os
 import pathlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from keras_turbo.devices.control_groups import ControlGroup, control_groups
+from keras_turbo.machine import ControlGroup, control_groups, core_numbers, cores, cpu_quota
 
 _MB = 2**20
-
-
-class Cores(NamedTuple):
-    """How many cores this process may use.
-
-    Attributes:
-        machine: all that the machine has, as `os.cpu_count()` says.
-        affinity: those on which the scheduler may run it (taskset, Slurm, `docker --cpuset-cpus`).
-        quota: how many cores' worth of time its control groups grant it (`docker --cpus`, Kubernetes' limits); None
-            where they grant all.
-    """
-
-    machine: int
-    affinity: int
-    quota: float | None
-
-    @property
-    def usable(self) -> float:
-        """Cores' worth of time that this process can get, such as 2.5."""
-        return float(self.affinity) if self.quota is None else min(float(self.affinity), self.quota)
 
 
 @dataclass(frozen=True)
@@ -61,20 +40,6 @@ class _Reading(NamedTuple):
     group_seconds: float | None
 
 
-def cores(root: str | pathlib.Path = "/") -> Cores:
-    """How many cores this process may use.
-
-    Args:
-        root: folder in place of the file system's root for `/proc` and `/sys`, for tests.
-
-    Returns:
-        The numbers.
-    """
-    quotas = [_quota(group) for group in control_groups(root, "cpu")]
-    quota = min((one for one in quotas if one is not None), default=None)
-    return Cores(os.cpu_count() or 1, len(_affinity()), quota)
-
-
 class CpuReader:
     """Reads what the CPU did between one reading and the next.
 
@@ -99,9 +64,9 @@ class CpuReader:
         self._wall_seconds = wall_seconds
         self._process_seconds = process_seconds
         self._cores = cores(root)
-        self._affinity = _affinity()
+        self._affinity = core_numbers()
         # The group whose quota binds: what others use in it is not there for this process.
-        limited = [group for group in control_groups(root, "cpu") if _quota(group) == self._cores.quota]
+        limited = [group for group in control_groups("cpu", root) if cpu_quota(group) == self._cores.quota]
         self._group = limited[0] if limited and self._cores.quota is not None else None
         self._before: _Reading | None = None
 
@@ -151,29 +116,11 @@ class CpuReader:
             return None
 
 
-def _affinity() -> list[int]:
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
-
-
-def _quota(group: ControlGroup) -> float | None:
-    if group.version == 2:
-        granted, _, period = (group.read("cpu.max") or "max").partition(" ")
-    else:
-        granted, period = group.read("cpu.cfs_quota_us") or "-1", group.read("cpu.cfs_period_us") or ""
-    try:
-        # Where nothing limits it, version 2 says "max" and version 1 says -1.
-        return int(granted) / int(period) if int(granted) > 0 and int(period) > 0 else None
-    except ValueError:
-        return None
-
-
 def _used_seconds(group: ControlGroup | None) -> float | None:
     if group is None:
         return None
     if group.version == 2:
-        microseconds = group.read_key("cpu.stat", "usage_usec")
+        microseconds = group.read_int("cpu.stat", "usage_usec")
         return None if microseconds is None else microseconds / 1e6
     # Version 1 counts in a controller of its own, which is nearly always mounted in the same place.
     nanoseconds = group.read_int("cpuacct.usage")
