@@ -38,7 +38,7 @@ from keras_turbo.execution.race import Race, short_reason
 from keras_turbo.execution.random_states import kept_random_states
 from keras_turbo.execution.sample import Sample
 from keras_turbo.execution.setting import ExecutionSetting
-from keras_turbo.fit.training_state import KeptState, NotBuiltError
+from keras_turbo.fit.training_state import KeptState, NotBuiltError, raw
 from keras_turbo.monitor.verdict import judge
 from keras_turbo.report import progress_bar
 
@@ -306,8 +306,10 @@ def _sorted(remedies: list[Remedy]) -> tuple[Remedy, ...]:
 def _facts(bench: Bench, utilization: Utilization) -> dict[str, str]:
     data, sample = bench.data, bench.sample
     batches = "unknown" if data.num_batches is None else f"{data.num_batches:,}"
+    # Not count_params(), which refuses a model that nobody calls.
+    parameters = sum(weight.shape.num_elements() for weight in map(raw, bench.model.weights))
     return {
-        "model": f"{bench.model.name} ({type(bench.model).__name__}), {bench.model.count_params():,} parameters",
+        "model": f"{bench.model.name} ({type(bench.model).__name__}), {parameters:,} parameters",
         "steps": f"run by {bench.current.name}"
         + (f", {bench.model.steps_per_execution} an execution" if bench.model.steps_per_execution > 1 else ""),
         "data": f"{data.kind}, {sample.batch_rows} examples a batch, {batches} batches an epoch",

@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from keras_turbo.fit import keras_internals
+from keras_turbo.fit.steps import optimizers_of
 from keras_turbo.fit.training_state import NotBuiltError, build_optimizer, find_state
 
 
@@ -46,11 +47,48 @@ def build_layers(model: keras.Model, batch_spec: Any) -> None:
             model(tf.nest.map_structure(lambda one: keras.KerasTensor(one.shape, one.dtype.name), x))
 
 
+def build_by_tracing(model: Any, batch_spec: Any) -> None:
+    """Creates what a train step of a model's own creates: it is traced for a batch, and not run.
+
+    Meanwhile its optimizers do nothing but take note of the variables that they are given. Then each is built for them,
+    where variables can be created: outside of all functions, in the scope of the model's strategy.
+
+    Args:
+        model: a compiled model.
+        batch_spec: structure of `tf.TensorSpec`s of a batch.
+    """
+    given: dict[Any, list[Any]] = {}
+
+    def noting(optimizer: Any) -> Any:
+        def apply(grads: Any, trainable_variables: Any = None) -> None:  # noqa: ARG001 (by the names that Keras gives)
+            given.setdefault(optimizer, list(trainable_variables or ()))
+
+        return apply
+
+    def step(data: Any) -> Any:
+        return model.distribute_strategy.run(model.train_step, args=(data,))
+
+    optimizers = optimizers_of(model)
+    try:
+        for optimizer in optimizers:
+            # Past Keras' __setattr__, which would keep account of it.
+            vars(optimizer)["apply"] = noting(optimizer)
+        function: Any = tf.function(step, autograph=False)
+        function.get_concrete_function(batch_spec)
+    finally:
+        for optimizer in optimizers:
+            vars(optimizer).pop("apply", None)
+    with model.distribute_strategy.scope():
+        for optimizer, variables in given.items():
+            if not optimizer.built:
+                optimizer.build(variables)
+
+
 def build_for(model: Any, batch_spec: Any, paths: Iterable[str]) -> None:
     """Creates what a state with these paths needs, as far as it does not exist.
 
-    First in the ways that Keras has. What is missing then is created by the model's own train step, as it is traced
-    for a batch and not run: the layers of models without `call`, and any number of optimizers.
+    In the ways that Keras has where it trains the model, else by tracing the model's own step: the layers of models
+    without `call`, and any number of optimizers.
 
     Args:
         model: a compiled model.
@@ -69,7 +107,7 @@ def build_for(model: Any, batch_spec: Any, paths: Iterable[str]) -> None:
             if trains_as_keras_does(model):
                 build_layers(model, batch_spec)
             else:
-                _trace(model, batch_spec)
+                build_by_tracing(model, batch_spec)
         except Exception as error:  # whatever a user's model raises
             reason = f"its train step can't be traced before the first batch ({type(error).__name__}: {error})"
     if model.built and trains_as_keras_does(model):
@@ -87,11 +125,3 @@ def _has(model: Any, paths: set[str]) -> bool:
         return paths <= find_state(model).weights.keys()
     except NotBuiltError:
         return False
-
-
-def _trace(model: Any, batch_spec: Any) -> None:
-    def step(data: Any) -> Any:
-        return model.distribute_strategy.run(model.train_step, args=(data,))
-
-    function: Any = tf.function(step, autograph=False)
-    function.get_concrete_function(batch_spec)

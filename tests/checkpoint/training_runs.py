@@ -14,6 +14,7 @@ import tensorflow as tf
 from keras_turbo import FastDataset
 from keras_turbo.execution.installation import apply_setting
 from keras_turbo.execution.setting import ExecutionSetting
+from keras_turbo.fit.training_state import METRICS, find_state
 
 N, BATCH_SIZE, EPOCHS = 44, 4, 3
 STEPS = 11  # in an epoch, which neither 2 nor 4 divides
@@ -191,6 +192,117 @@ def generator() -> TrainingRun:
     return TrainingRun(unbuilt().model, batches(), fit={"steps_per_epoch": STEPS})
 
 
+class Gan(keras.Model):
+    """As in Keras' own examples: two models and two optimizers as attributes, a step of its own, and no `call`.
+
+    Args:
+        holds: how the second model and its optimizer are held: as "attributes", in a "list" or a "dict".
+    """
+
+    def __init__(self, holds: str = "attributes") -> None:
+        super().__init__()
+        self.holds = holds
+        discriminator = keras.Sequential([keras.Input((5,)), keras.layers.Dense(6), keras.layers.Dropout(0.3)])
+        discriminator.add(keras.layers.Dense(1))
+        generator = keras.Sequential([keras.Input((3,)), keras.layers.Dense(5, activation="tanh")])
+        generator.add(keras.layers.BatchNormalization())
+        self.discriminator = discriminator
+        self._hold("generator", generator)
+        self.seeds = keras.random.SeedGenerator(1337)
+
+    def _hold(self, name: str, value: Any) -> None:
+        held = {"attributes": value, "list": [value], "dict": {"one": value}}[self.holds]
+        setattr(self, name, held)
+
+    def _held(self, name: str) -> Any:
+        held = getattr(self, name)
+        return {"attributes": lambda: held, "list": lambda: held[0], "dict": lambda: held["one"]}[self.holds]()
+
+    def compile(self, d_optimizer: Any, g_optimizer: Any, loss_fn: Any, **options: Any) -> None:
+        super().compile(**options)
+        self.d_optimizer = d_optimizer
+        self._hold("g_optimizer", g_optimizer)
+        self.loss_fn = loss_fn
+        self.d_loss = keras.metrics.Mean(name="d_loss")
+        self.g_loss = keras.metrics.Mean(name="g_loss")
+
+    @property
+    def metrics(self) -> list[Any]:
+        return [self.d_loss, self.g_loss]
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        real, _ = data
+        rows = tf.shape(real)[0]
+        generator, g_optimizer = self._held("generator"), self._held("g_optimizer")
+        noise = keras.random.normal((rows, 3), seed=self.seeds)
+        both = tf.concat([generator(noise, training=True), real], axis=0)
+        labels = tf.concat([tf.ones((rows, 1)), tf.zeros((rows, 1))], axis=0)
+        with tf.GradientTape() as tape:
+            d_loss = self.loss_fn(labels, self.discriminator(both, training=True))
+        weights = self.discriminator.trainable_weights
+        self.d_optimizer.apply_gradients(zip(tape.gradient(d_loss, weights), weights, strict=True))
+        noise = keras.random.normal((rows, 3), seed=self.seeds)
+        with tf.GradientTape() as tape:
+            fooled = self.discriminator(generator(noise, training=True), training=True)
+            g_loss = self.loss_fn(tf.zeros((rows, 1)), fooled)
+        weights = generator.trainable_weights
+        g_optimizer.apply_gradients(zip(tape.gradient(g_loss, weights), weights, strict=True))
+        self.d_loss.update_state(d_loss)
+        self.g_loss.update_state(g_loss)
+        return {"d_loss": self.d_loss.result(), "g_loss": self.g_loss.result()}
+
+
+def compiled_gan(holds: str = "attributes", **options: Any) -> Gan:
+    model = Gan(holds)
+    loss = keras.losses.BinaryCrossentropy(from_logits=True)
+    options = {"jit_compile": False, **options}
+    model.compile(keras.optimizers.Adam(0.01), keras.optimizers.RMSprop(0.02), loss, **options)
+    return model
+
+
+def gan() -> TrainingRun:
+    return TrainingRun(compiled_gan(), shuffled())
+
+
+def gan_with_lists() -> TrainingRun:
+    return TrainingRun(compiled_gan("list"), shuffled().repeat(), fit={"steps_per_epoch": STEPS})
+
+
+def gan_with_dicts() -> TrainingRun:
+    return TrainingRun(compiled_gan("dict", steps_per_execution=4), shuffled())
+
+
+class Vae(keras.Model):
+    """An encoder and a decoder as attributes, trained by one optimizer in a step of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = keras.layers.Dense(4)
+        self.decoder = keras.layers.Dense(5)
+        self.seeds = keras.random.SeedGenerator(3)
+        self.total = keras.metrics.Mean(name="loss")
+
+    @property
+    def metrics(self) -> list[Any]:
+        return [self.total]
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, _ = data
+        with tf.GradientTape() as tape:
+            mean, deviation = tf.split(self.encoder(x), 2, axis=1)
+            latent = mean + tf.exp(deviation) * keras.random.normal(tf.shape(mean), seed=self.seeds)
+            loss = tf.reduce_mean(tf.square(self.decoder(latent) - x)) + 0.1 * tf.reduce_mean(tf.square(mean))
+        self.optimizer.apply(tape.gradient(loss, self.trainable_weights), self.trainable_weights)
+        self.total.update_state(loss)
+        return {"loss": self.total.result()}
+
+
+def vae() -> TrainingRun:
+    model = Vae()
+    model.compile(keras.optimizers.Adam(0.01), jit_compile=False)
+    return TrainingRun(model, shuffled())
+
+
 RUNS: dict[str, Callable[[], TrainingRun]] = {
     run.__name__: run
     for run in (
@@ -215,6 +327,10 @@ RUNS: dict[str, Callable[[], TrainingRun]] = {
         eager,
         unbuilt,
         generator,
+        gan,
+        gan_with_lists,
+        gan_with_dicts,
+        vae,
     )
 }
 
@@ -244,13 +360,8 @@ def fit(run: TrainingRun, callbacks: list[keras.callbacks.Callback]) -> keras.ca
 def outcome(run: TrainingRun, history: keras.callbacks.History) -> dict[str, np.ndarray]:
     """All that a run has come to, as arrays: weights, optimizer, seeds, history."""
     found = {f"weight {index}": np.asarray(weight) for index, weight in enumerate(run.model.get_weights())}
-    optimizer: Any = run.model.optimizer
-    found |= {f"optimizer {index}": np.asarray(each) for index, each in enumerate(optimizer.variables)}
-    found |= {
-        f"seed {index}": np.asarray(each.seed_generator.state)
-        for index, each in enumerate(run.model._flatten_layers())
-        if hasattr(each, "seed_generator")
-    }
+    state = find_state(run.model)
+    found |= {path: np.asarray(each) for path, each in {**state.weights, **state.extra}.items() if METRICS not in path}
     found |= {
         name: np.asarray(values)
         for name, values in history.history.items()
