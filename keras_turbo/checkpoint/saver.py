@@ -93,8 +93,8 @@ class Saver:
         self._snapshots: Snapshots | None = None
         self._writer = BackgroundWriter(self._write, lambda job: job.snapshot.wait(), name="checkpoints")
         self._lock: DirectoryLock | None = None
-        # The name and the position of the newest checkpoint.
-        self._newest: tuple[str, tuple[int, int]] | None = None
+        # The name of the newest checkpoint, and how many batches had been trained on.
+        self._newest: tuple[str, int] | None = None
 
     @property
     def skipped(self) -> int:
@@ -123,7 +123,7 @@ class Saver:
 
     def goes_on_from(self, name: str, state: TrainingState) -> None:
         """To be told which checkpoint the run resumes: a save at the same step takes its place."""
-        self._newest = name, _position(state)
+        self._newest = name, state.steps
 
     def prepare(self) -> None:
         """Gets memory for snapshots, so that the first save does not wait for it; once more after the first step.
@@ -216,10 +216,7 @@ class Saver:
             ) from error
         if self._shard[1] == 0:
             name = self._location.files.name_of(str(path))
-            before, self._newest = self._newest, (name, _position(state))
-            superseded = before is not None and before[1] == _position(state) and before[0] != name
-            self._pruner.saved(name, state, superseded=before[0] if superseded and before is not None else None)
-
-
-def _position(state: TrainingState) -> tuple[int, int]:
-    return state.optimizer_step, state.steps
+            before, self._newest = self._newest, (name, state.steps)
+            # Not by the optimizer's steps, which Keras counts once too often where data ends without notice.
+            superseded = before[0] if before is not None and before[1] == state.steps and before[0] != name else None
+            self._pruner.saved(name, state, superseded)

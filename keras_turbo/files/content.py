@@ -304,7 +304,12 @@ def remove_abandoned(folder: str) -> None:
 def make_folder(path: str) -> None:
     """Makes a folder and those above it, where they are missing."""
     if not is_remote(path):
-        retried(lambda: os.makedirs(path, exist_ok=True))
+        try:
+            retried(lambda: os.makedirs(path, exist_ok=True))
+        except FileExistsError:
+            # Python takes a folder for a file where a server does not tell what it is, for a moment.
+            if not is_folder(path):
+                raise
         return
     from keras_turbo.files.remote import make_remote_folder
 
