@@ -85,7 +85,9 @@ class DirectoryLock:
         self._path = self._location.child(LOCK)
         self._pid: int | None = None
         self._lock: Any = None
+        # What the directory is; as long as it is open, no other one can have its number.
         self._key: Any = None
+        self._close: Any = None
         self.contested = False
 
     def acquire(self) -> DirectoryLock:
@@ -105,6 +107,7 @@ class DirectoryLock:
                 )
             if self._location.files.renames:
                 self._acquire_local()
+                self._close = weakref.finalize(self, os.close, os.open(self._location.path, os.O_RDONLY | os.O_CLOEXEC))
             else:
                 self._acquire_remote()
             self._pid = os.getpid()
@@ -174,6 +177,8 @@ class DirectoryLock:
             self._pid = None
             if _held.get(self._key) is self:
                 del _held[self._key]
+            if self._close is not None:
+                self._close()
             if self._lock is not None:
                 # The file stays: removed, it would let in both who has it open and who makes it anew.
                 self._lock.release()

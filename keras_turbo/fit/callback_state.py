@@ -26,6 +26,8 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_turbo.fit.steps import value_of
+
 # Under this name stands what a callback has declared, beside what Keras' class above it has learned.
 _DECLARED = "declared"
 # What `keras.callbacks.Callback` itself keeps.
@@ -80,13 +82,13 @@ _LEARNED: dict[str, dict[str, Callable[[Any], bool]]] = {
         "best": _number,
         "_current_epoch": _count,
         "_batches_seen_since_last_saving": _count,
-        "_last_batch_seen": _count,
+        "_last_batch_seen": _number,
     },
     "OrbaxCheckpoint": {
         "best": _number,
         "_total_batches_seen": _count,
         "_batches_seen_since_last_saving": _count,
-        "_last_batch_seen": _count,
+        "_last_batch_seen": _number,
     },
     "CSVLogger": {"keys": _names},
     "TensorBoard": {"_global_train_batch": _count, "_global_test_batch": _count, "_previous_epoch_iterations": _count},
@@ -228,7 +230,7 @@ def _is_array(value: Any) -> bool:
 
 
 def _as_array(value: Any) -> np.ndarray:
-    return value if isinstance(value, np.ndarray) else np.asarray(keras.ops.convert_to_numpy(value))
+    return value if isinstance(value, np.ndarray) else value_of(value)
 
 
 def _arrays_below(path: str, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:

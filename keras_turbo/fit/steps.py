@@ -37,12 +37,17 @@ def training_steps(model: Any, *, batches: int) -> int:
     return int(number(optimizers[0].iterations)) if len(optimizers) == 1 else batches
 
 
-def number(variable: Any) -> Any:
-    """The value of a scalar variable or tensor of any backend, also of one that is on several replicas."""
+def value_of(variable: Any) -> np.ndarray:
+    """The value of a variable or tensor of any backend on the host, also of one that is on several replicas."""
     value: Any = keras.ops.convert_to_tensor(variable)
     if keras.config.backend() == "tensorflow":
         import tensorflow as tf
 
         # Read first: NumPy 2 warns of a variable that is to become an array by itself.
         value = tf.convert_to_tensor(value)
-    return np.asarray(keras.ops.convert_to_numpy(value)).item()
+    return np.asarray(keras.ops.convert_to_numpy(value))
+
+
+def number(variable: Any) -> Any:
+    """The value of a scalar variable or tensor, as a number of Python."""
+    return value_of(variable).item()

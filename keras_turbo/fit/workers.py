@@ -11,6 +11,8 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_turbo.fit.steps import value_of
+
 # Messages are of one size, so that one exchange is enough. Descriptions of datasets take about 300 bytes.
 _MESSAGE_BYTES = 2048
 # About so long after one exchange comes the next one. What is sent takes some milliseconds, also over a slow network.
@@ -134,22 +136,18 @@ class ChiefsState:
                 f"{chiefs[1]} on the chief. All workers have to build the same model and compile it alike."
             )
         for part in _in_parts(variables):
-            content = b"".join(np.ascontiguousarray(_value_of(variable)).tobytes() for variable in part)
+            content = b"".join(np.ascontiguousarray(value_of(variable)).tobytes() for variable in part)
             # As integers, which no exchange rounds, and all devices can send.
             content = self.of_chief(np.frombuffer(content + bytes(-len(content) % 8), np.int64)).tobytes()
             at = 0
             for variable in part if not self._is_chief else ():
-                like = _value_of(variable)
+                like = value_of(variable)
                 variable.assign(np.frombuffer(content[at : at + like.nbytes], like.dtype).reshape(like.shape))
                 at += like.nbytes
 
 
-def _value_of(variable: Any) -> np.ndarray:
-    return np.asarray(keras.ops.convert_to_numpy(variable))
-
-
 def _bytes_of(variable: Any) -> int:
-    return _value_of(variable).nbytes
+    return value_of(variable).nbytes
 
 
 def _in_parts(variables: Sequence[Any]) -> list[list[Any]]:

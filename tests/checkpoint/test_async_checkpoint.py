@@ -13,6 +13,7 @@ import re
 import shutil
 import signal
 import threading
+import time
 import warnings
 from pathlib import Path
 
@@ -23,7 +24,7 @@ import pytest
 import tensorflow as tf
 
 import keras_turbo
-from keras_turbo import AsyncCheckpoint, FastDataset
+from keras_turbo import AsyncCheckpoint, FastDataset, cli
 from keras_turbo.checkpoint import CheckpointSaveError, DirectoryInUseError
 from keras_turbo.checkpoint.location import LocalFiles
 from keras_turbo.checkpoint.reading import read_checkpoint
@@ -706,6 +707,60 @@ class TestFaults:
         with told("step-00000004 could not be deleted: .*Permission denied|^4 old checkpoints could not be", times=2):
             fit(small_model(), AsyncCheckpoint(tmp_path, max_to_keep=1), epochs=5)
         assert steps(tmp_path) == [4, 8, 12, 16, 20]
+
+    def test_a_full_disk_at_the_start_is_told_with_the_path(self, tmp_path, monkeypatch):
+        def full(path, *arguments, **options):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr("filelock.FileLock.acquire", full)
+        with pytest.raises(OSError, match="No space left on device") as raised:
+            fit(small_model(), AsyncCheckpoint(tmp_path, on_error="warn"))
+        assert str(raised.value.filename).startswith(str(tmp_path))
+
+    def test_weights_that_may_not_be_read_are_named(self, tmp_path, monkeypatch):
+        fit(small_model(), AsyncCheckpoint(tmp_path))
+        opened = os.open
+
+        def refuse(path, *arguments, **options):
+            if str(path).endswith("model.weights.h5"):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+            return opened(path, *arguments, **options)
+
+        monkeypatch.setattr(os, "open", refuse)
+        (health,) = keras_turbo.checkpoint.verify(tmp_path)
+        assert len(health.problems) == 1
+        assert health.problems[0].startswith("model.weights.h5 can't be read: ")
+        assert health.unreadable.filename.endswith("model.weights.h5")
+        assert not health.is_damaged
+
+    def test_names_are_told_without_what_a_terminal_obeys(self, tmp_path, capsys):
+        folder = "step-00000001\x1b[2J\nall is well"
+        fit(small_model(), AsyncCheckpoint(tmp_path))
+        (tmp_path / "step-00000004").rename(tmp_path / folder)
+        (tmp_path / folder / "COMMITTED").write_text("damaged")
+        with pytest.warns(UserWarning, match="passed over") as told:
+            assert keras_turbo.checkpoint.latest(tmp_path) is None
+        assert cli.main(["checkpoints", str(tmp_path)]) == 1
+        for text in (str(told[0].message), capsys.readouterr().out):
+            assert "\x1b" not in text
+            assert r"step-00000001\x1b[2J\nall is well" in text
+
+    def test_training_that_waited_is_told_of_once_and_from_one_per_cent_on(self, tmp_path, caplog, monkeypatch):
+        write = LocalFiles.write
+
+        def slow(self, path, pieces, limit=None):
+            if path.endswith("model.weights.h5"):
+                time.sleep(0.2)
+            return write(self, path, pieces, limit)
+
+        monkeypatch.setattr(LocalFiles, "write", slow)
+        fit(small_model(), AsyncCheckpoint(tmp_path / "often", save_freq=1), epochs=2)
+        told = [record.getMessage() for record in caplog.records if "Training waited" in record.getMessage()]
+        assert len(told) == 1
+        assert re.search(r"waited \d\.\d of \d+\.\d s.*Save less often", told[0])
+        caplog.clear()
+        fit(small_model(), AsyncCheckpoint(tmp_path / "seldom", save_freq=8), epochs=2)
+        assert caplog.records == []
 
     @pytest.mark.parametrize("comes_back", [False, True])
     def test_a_folder_that_goes_under_way(self, tmp_path, comes_back):
