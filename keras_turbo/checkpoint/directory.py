@@ -107,7 +107,8 @@ class DirectoryLock:
                 )
             if self._location.files.renames:
                 self._acquire_local()
-                self._close = weakref.finalize(self, os.close, os.open(self._location.path, os.O_RDONLY | os.O_CLOEXEC))
+                folder = os.open(self._location.path, os.O_RDONLY | os.O_CLOEXEC)
+                self._close = weakref.finalize(self, _close, folder, os.getpid())
             else:
                 self._acquire_remote()
             self._pid = os.getpid()
@@ -240,6 +241,12 @@ def _holder(location: Location) -> DirectoryLock | None:
 
 def _this_process() -> bytes:
     return json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "time": time.time()}).encode()
+
+
+def _close(file: int, pid: int) -> None:
+    # In a forked child the number may stand for another file by now.
+    if os.getpid() == pid:
+        os.close(file)
 
 
 def _in_use(location: Location, owner: dict[str, Any]) -> str:

@@ -191,7 +191,8 @@ def _idle(figures: StepFigures, busy: float) -> Verdict:
     known = ", ".join(f"{name} {share:.0f} %" for name, share in sorted(shares.items(), key=lambda item: -item[1]))
     if "dispatch" not in shares or "input" not in shares:
         missing = figures.why_no_input_wait or "the input wait was not measured"
-        text = f"the GPUs are busy only {busy:.0f} % of the time, and {known} do not explain it; {missing}."
+        used = "the model computes" if figures.utilization_percent is None else "the GPUs are busy"
+        text = f"{used} only {busy:.0f} % of the time, and {known} do not explain it; {missing}."
         return Verdict("unexplained", 100 - busy, text, _AUDIT, is_warning=True)
     text = f"no single cause: {known} of a step's {figures.step_ms:.3g} ms."
     return Verdict("balanced", 100 - busy, text, _AUDIT, is_warning=True)

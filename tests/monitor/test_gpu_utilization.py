@@ -17,10 +17,13 @@ import tensorflow as tf
 from keras_turbo import AsyncCheckpoint, FastDataset, GpuUtilization, distribute, tune
 from keras_turbo.execution.installation import apply_setting
 from keras_turbo.execution.setting import ExecutionSetting
+from keras_turbo.fit import session
 from keras_turbo.fit.keras_internals import calling_list
 from keras_turbo.fit.session import FitSession
 from keras_turbo.fit.train_function import Place, WrappedTrainFunction
 from keras_turbo.monitor import gpu_utilization
+from tests.monitor.fake_nvml import FakeNvml, use
+from tests.monitor.fake_nvml import gpus as machine
 from tests.monitor.samples import FakeSubscription, counters, sample, subscribing
 
 # Without a GPU a warning says so, once for each callback.
@@ -450,6 +453,53 @@ def test_an_interrupted_fit_leaves_nothing(error):
         model.fit(X, Y, batch_size=6, verbose=0, callbacks=[callback, Fails("on_train_batch_end", error)])
     assert wait_for_no_threads()
     assert not isinstance(model.train_function, WrappedTrainFunction)
+
+
+@pytest.mark.parametrize("hook", ["on_train_batch_end", "on_test_batch_end"])
+def test_an_interrupted_cell_leaves_nothing_while_the_traceback_is_kept(hook, monkeypatch):
+    monkeypatch.setattr(session, "_WATCH_SECONDS", 0.05)
+    model, callback = small_model(), quiet()
+    options = {"batch_size": 6, "verbose": 0, "validation_data": (X, Y)}
+    with pytest.raises(KeyboardInterrupt) as kept:
+        model.fit(X, Y, callbacks=[callback, Fails(hook, KeyboardInterrupt)], **options)
+    assert wait_for_no_threads()
+    assert not isinstance(model.train_function, WrappedTrainFunction)
+    assert kept.value.__traceback__ is not None
+
+
+@pytest.mark.parametrize("where", ["nvmlDeviceGetCount_v2", "nvmlDeviceGetUtilizationRates"])
+def test_a_driver_that_hangs_costs_a_second_at_most_and_the_cpu_is_told_of(where, monkeypatch):
+    library = FakeNvml(machine(1))
+    use(monkeypatch, library)
+    library.hang_in = where
+    model = small_model()
+    model.fit(X, Y, batch_size=6, verbose=0)
+    begin = time.monotonic()
+    history = model.fit(X, Y, batch_size=6, epochs=5, verbose=0, callbacks=[quiet()]).history
+    seconds = time.monotonic() - begin
+    begin = time.monotonic()
+    model.fit(X, Y, batch_size=6, epochs=5, verbose=0)
+    # Once for a fit, and not at the end of each epoch.
+    assert seconds - (time.monotonic() - begin) < 2.5
+    assert all(np.isfinite(history["cpu_utilization_percent"]))
+    assert not any(name.startswith("gpu_") for name in history)
+    library.let_go.set()
+    assert wait_for_no_threads()
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_on_a_machine_without_a_gpu_nothing_is_said_of_one(eager, monkeypatch):
+    use(monkeypatch, None)
+    monkeypatch.setattr("keras_turbo.monitor.nvml._may_have_gpus", lambda root: False)
+    model = small_model()
+    model.compile("sgd", "mse", run_eagerly=eager, jit_compile=False)
+    callback = GpuUtilization(interval=0.02, warn_below=100)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.fit(X, Y, batch_size=6, epochs=2, verbose=0, callbacks=[callback])
+    told = [str(one.message).replace("GpuUtilization", "") for one in caught]
+    assert not [text for text in told if "GPU" in text]
+    assert "GPU" not in str(callback.verdict)
 
 
 def test_data_that_fail_leave_nothing_while_the_traceback_is_held():
