@@ -78,6 +78,8 @@ class BackgroundWriter:
         self.wait()
 
     def _run(self, job: Any, before: threading.Thread | None) -> None:
+        # Who has started it waits for Python's lock, and would get it after 5 ms otherwise.
+        time.sleep(0.001)
         try:
             with contextlib.suppress(Exception):
                 self._prepare(job)

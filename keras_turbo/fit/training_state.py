@@ -63,6 +63,8 @@ class ModelState:
 
     def refresh(self) -> ModelState:
         """The same state, with arrays that layers compute from their variables computed anew."""
+        if not self._computing:
+            return self
         weights = dict(self.weights)
         for owner in self._computing:
             weights.update(_own_values(owner))
