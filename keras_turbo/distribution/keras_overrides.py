@@ -27,6 +27,7 @@ from keras_turbo.distribution.distributed_data import positions_kept
 from keras_turbo.distribution.seeds import share_random_state
 from keras_turbo.distribution.train_functions import StepFunction, predict_step, settle
 from keras_turbo.fit.first_step import build_by_tracing, trains_as_keras_does
+from keras_turbo.fit.steps import optimizers_of
 from keras_turbo.fit.train_function import replace_makers
 
 _lock = threading.RLock()
@@ -113,15 +114,21 @@ def _symbolic_build(model: keras.Model, iterator: Any = None, data_batch: Any = 
                     "nothing to train or evaluate on. Give it data with at least one batch."
                 ) from None
         data_batch = keras.tree.map_structure(lambda one: local_results(one)[0], batch)
-    if not trains_as_keras_does(model) and data_batch is not None:
-        # Variables that a step of the model's own creates can't be created in a loop over replicas.
-        build_by_tracing(
-            model, keras.tree.map_structure(lambda one: tf.TensorSpec([None, *one.shape[1:]], one.dtype), data_batch)
-        )
-        if type(model).call is keras.Model.call:
-            # Keras would call it, which nobody can.
-            model.built = True
+    own_step = not trains_as_keras_does(model) and data_batch is not None
+    is_called = type(model).call is not keras.Model.call
+    if own_step and not is_called:
+        _build_by_own_step(model, data_batch)
+        # Keras would call it, which nobody can.
+        model.built = True
     keras_internals.private(type(model), "_maybe_symbolic_build")(model, data_batch=data_batch)
+    if own_step and is_called and not all(optimizer.built for optimizer in optimizers_of(model)):
+        _build_by_own_step(model, data_batch)
+
+
+def _build_by_own_step(model: keras.Model, data_batch: Any) -> None:
+    """Variables that a step of the model's own creates can't be created in a loop over replicas."""
+    spec = keras.tree.map_structure(lambda one: tf.TensorSpec([None, *one.shape[1:]], one.dtype), data_batch)
+    build_by_tracing(model, spec)
 
 
 _MAKERS: dict[str, Callable[..., Any]] = {
