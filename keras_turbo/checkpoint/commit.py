@@ -48,16 +48,7 @@ def commit(
     records: Mapping[str, FileRecord],
     token: str | None = None,
 ) -> str:
-    """Writes the state and the marker, and gives the checkpoint its name. Returns its path.
-
-    Args:
-        location: its directory.
-        folder: where its files are.
-        name: what it is to be called.
-        state: where the run is.
-        records: of its files.
-        token: by which other workers know the marker of the save that they take part in.
-    """
+    """Writes the state and the marker, and gives the checkpoint its name. Returns its path."""
     files = location.files
     state = dataclasses.replace(state, files=dict(records))
     record = files.write(files.join(folder, STATE), [memoryview(state.to_json().encode())])
@@ -92,13 +83,7 @@ def discarding(location: Location, folder: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class PlannedFile:
-    """A file and what is in it.
-
-    Args:
-        name: of the file.
-        paths: of the arrays in it.
-        owner: index of the worker that writes it.
-    """
+    """A file and what is in it."""
 
     name: str
     paths: tuple[str, ...]
@@ -107,12 +92,7 @@ class PlannedFile:
 
 @dataclass(frozen=True)
 class FilePlan:
-    """Which array goes into which file, the same for every worker. State and marker come after all of these.
-
-    Args:
-        files: HDF5 files.
-        index: content of Keras' index of the shards; None where the weights are in one file.
-    """
+    """Which array goes into which file, the same for every worker. State and marker come after all of these."""
 
     files: tuple[PlannedFile, ...]
     index: str | None = None
@@ -145,11 +125,6 @@ def plan_files(weights: Mapping[str, np.ndarray], *, max_shard_mb: float, num_sh
     One file is `model.weights.h5`. Several are what Keras writes with `max_shard_size`, except that an array larger
     than that gets a file of its own where Keras refuses. Arrays stay in their order: Keras 3.12 finds them only in the
     order in which it walks through a model.
-
-    Args:
-        weights: path to array; only sizes are looked at.
-        max_shard_mb: size from which weights are split, of each file, in MB.
-        num_shards: workers that share the writing; each gets about the same number of bytes.
     """
     total = sum(array.nbytes for array in weights.values())
     most = max_shard_mb * _MEGABYTE

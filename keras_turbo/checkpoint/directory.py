@@ -63,21 +63,8 @@ class DirectoryLock:
     however it dies. An object store has no locks: there, an object tells who saves, and a run that finds a fresh one of
     another machine warns.
 
-    Example:
-
-    ```python
-    with DirectoryLock("checkpoints"):
-        ...  # only this run saves here
-    ```
-
-    Args:
-        directory: the directory; it is made if it is missing.
-
     Attributes:
         contested: whether, in an object store, another run may be saving there.
-
-    Raises:
-        ValueError: no file system has the scheme of the path.
     """
 
     def __init__(self, directory: Directory) -> None:
@@ -91,12 +78,7 @@ class DirectoryLock:
         self.contested = False
 
     def acquire(self) -> DirectoryLock:
-        """Takes the lock, and so finds out whether the directory can be written at all.
-
-        Raises:
-            DirectoryInUseError: another run has it.
-            OSError: the directory can't be made or written; with the path.
-        """
+        """Takes the lock, and so finds out whether the directory can be written at all."""
         with _held_guard:
             self._location.files.make_folder(self._location.path)
             self._key = identity_of(self._location)
@@ -152,12 +134,7 @@ class DirectoryLock:
         self._tell_owner()
 
     def check(self) -> None:
-        """To be called before each save: makes sure that the lock is held still, and says that the run is alive.
-
-        Raises:
-            OSError: the directory was removed, or another one has taken its place.
-            DirectoryInUseError: `.lock` was removed, and another run has taken the directory.
-        """
+        """To be called before each save: makes sure that the lock is held still, and says that the run is alive."""
         if not self._location.files.renames:
             self._tell_owner()
             return
@@ -268,13 +245,7 @@ def _runs(pid: Any) -> bool:
 
 
 def claim(directory: Directory) -> DirectoryLock:
-    """Takes a directory for a run: makes it, finds out that it can be written, and sweeps what dead runs left.
-
-    Raises:
-        ValueError: no file system has the scheme of the path.
-        DirectoryInUseError: another run has it.
-        OSError: it can't be made or written.
-    """
+    """Takes a directory for a run: makes it, finds out that it can be written, and sweeps what dead runs left."""
     lock = DirectoryLock(directory).acquire()
     try:
         if not lock.contested:
@@ -305,9 +276,6 @@ def delete_checkpoint(directory: Directory, name: str) -> None:
     """Deletes a checkpoint, which may be gone, such that nobody meets a part of it.
 
     Locally it is renamed out of sight first; in an object store it loses its commit marker first.
-
-    Raises:
-        OSError: it can't be deleted.
     """
     location = locate(directory)
     check_name(name)

@@ -29,35 +29,19 @@ _DTYPE_ATTRIBUTE = "dtype"
 
 @dataclass(frozen=True)
 class Hdf5Layout:
-    """An HDF5 file without its arrays.
-
-    Args:
-        pieces: the file from its start to its end: bytes that are there as they are, and names of arrays.
-    """
+    """An HDF5 file without its arrays."""
 
     pieces: tuple[bytes | str, ...]
 
     def filled(self, arrays: Mapping[str, np.ndarray]) -> list[memoryview]:
-        """The file's content in order, with the arrays' own memory in it: nothing large is copied.
-
-        Args:
-            arrays: name to array, of the shapes and types that the layout was made for.
-        """
+        """The file's content in order, with the arrays' own memory in it: nothing large is copied."""
         return [memoryview(piece) if isinstance(piece, bytes) else _bytes_of(arrays[piece]) for piece in self.pieces]
 
 
 def hdf5_layout(
     arrays: Mapping[str, np.ndarray], attributes: Mapping[str, Mapping[str, str]] | None = None
 ) -> Hdf5Layout:
-    """Lays out an HDF5 file. The same shapes and types are laid out once.
-
-    Args:
-        arrays: path in the file ("layers/dense/vars/0") to array; only shapes and types are looked at.
-        attributes: path of a group to its attributes. The group is made if no array is in it.
-
-    Raises:
-        ValueError: a path or a type that HDF5 can't have.
-    """
+    """Lays out an HDF5 file. The same shapes and types are laid out once."""
     entries = tuple((path, np.shape(array), np.dtype(array.dtype)) for path, array in arrays.items())
     _check(entries)
     groups = tuple((path, tuple(values.items())) for path, values in (attributes or {}).items())
@@ -142,15 +126,7 @@ def _bytes_of(array: np.ndarray) -> memoryview:
 
 
 def read_arrays(path: str | os.PathLike) -> dict[str, np.ndarray]:
-    """Every array of an HDF5 file, by its path in it.
-
-    Args:
-        path: a local file.
-
-    Raises:
-        ValueError: the file isn't HDF5, or it has what a checkpoint never has: links to other places, arrays that stand
-            in other files, compressed arrays (which could be far larger than the file).
-    """
+    """Every array of an HDF5 file, by its path in it."""
     arrays: dict[str, np.ndarray] = {}
 
     def read() -> None:

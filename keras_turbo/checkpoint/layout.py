@@ -92,12 +92,7 @@ class NewerFormatError(ValueError):
 
 @dataclass(frozen=True)
 class FileRecord:
-    """What a file of a checkpoint must be.
-
-    Args:
-        bytes: its size.
-        checksum: algorithm and value, as in `"crc32:89abcdef"`.
-    """
+    """What a file of a checkpoint must be."""
 
     bytes: int
     checksum: str

@@ -20,19 +20,7 @@ _AGE_UNITS = (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0))
 
 
 def list_checkpoints(directory: Directory, *, checksums: bool = False) -> list[Health]:
-    """Looks at every checkpoint in a directory.
-
-    Args:
-        directory: where checkpoints are kept, or one checkpoint.
-        checksums: whether every byte is read; else sizes are compared.
-
-    Returns:
-        What was found, the newest last.
-
-    Raises:
-        ValueError: no file system has the scheme of the path.
-        FileNotFoundError: there is no such directory.
-    """
+    """Looks at every checkpoint in a directory."""
     location = locate(directory)
     if not location.files.is_folder(location.path):
         raise FileNotFoundError(f"There is no folder {location.path}.")

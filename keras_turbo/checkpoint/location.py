@@ -31,12 +31,7 @@ ALGORITHM = "crc32"
 
 @dataclass(frozen=True)
 class Location:
-    """A folder, and how to work in it.
-
-    Args:
-        files: the file system.
-        path: absolute, or with its scheme.
-    """
+    """A folder, and how to work in it."""
 
     files: LocalFiles
     path: str
@@ -51,15 +46,7 @@ class Location:
 
 
 def locate(directory: Directory) -> Location:
-    """Finds out what a path stands for. Nothing is made or read.
-
-    Args:
-        directory: text or a `Path`: a local folder (`~` is the home folder, `file://` is understood), or a path with a
-            scheme that is known here, as `s3://bucket/run`.
-
-    Raises:
-        ValueError: it is empty, or no installed file system has its scheme; the text says what brings it.
-    """
+    """Finds out what a path stands for. Nothing is made or read."""
     path = files.resolved(directory, "directory", writes=True)
     if not path.strip():
         raise ValueError(f"directory must be the path of a folder. Received: {path!r}.")
@@ -106,14 +93,6 @@ class LocalFiles:
 
         The checksum is that of the buffers as they go out: one of the file as read back would come from the page
         cache, and would bless whatever went wrong on the way.
-
-        Args:
-            path: the file; what is there is overwritten.
-            pieces: the content in order. They are gone through again when the write is tried again.
-            limit: has `spend(nbytes)`, which waits until so many bytes may be written.
-
-        Raises:
-            OSError: with the path.
         """
         return files.retried(lambda: self._write(path, _Chunks(pieces, limit)), path=path)
 
@@ -171,12 +150,7 @@ class LocalFiles:
         files.remove_file(path)
 
     def remove_folder(self, path: str, hidden_prefix: str) -> None:
-        """Removes a folder, which may be gone, such that nobody meets a part of it: it goes out of sight first.
-
-        Args:
-            path: the folder.
-            hidden_prefix: what its name begins with when it is out of sight.
-        """
+        """Removes a folder, which may be gone, such that nobody meets a part of it: it goes out of sight first."""
         parent, name = os.path.split(path)
         with contextlib.suppress(FileNotFoundError):
             if not name.startswith(hidden_prefix):

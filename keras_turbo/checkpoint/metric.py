@@ -26,10 +26,6 @@ _ADDED_BY_KERAS = {"ReduceLROnPlateau": "learning_rate", "LearningRateScheduler"
 class MonitoredMetric:
     """The metric that decides which checkpoint is the best.
 
-    Args:
-        name: a key of the logs.
-        mode: "min", "max", or "auto": by what the metric says of itself, else by its name.
-
     Attributes:
         best: the best value so far, None before the first.
     """
@@ -99,12 +95,7 @@ def _all_metrics(metrics: Iterable[Any]) -> Iterable[Any]:
 
 
 class ExpectedMetrics:
-    """What is asked of the logs of a `fit`: refused before the first batch, or as soon as it can be known.
-
-    Args:
-        metric: what is monitored, None if nothing is.
-        template: the names of checkpoints, a `NameTemplate`.
-    """
+    """What is asked of the logs of a `fit`: refused before the first batch, or as soon as it can be known."""
 
     def __init__(self, metric: MonitoredMetric | None, template: Any) -> None:
         self._metric = metric

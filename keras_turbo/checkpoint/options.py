@@ -150,15 +150,9 @@ def _refuse_file_path(directory: Any) -> None:
 class SaveSchedule:
     """When to save: at each epoch's end, after so many steps, or after so much time.
 
-    Args:
-        save_freq: "epoch"; a number of steps; or a duration such as "30s", "10min", "2h".
-
     Attributes:
         steps: every so many steps, None if it goes by something else.
         seconds: every so many seconds, None if it goes by something else.
-
-    Raises:
-        TypeError, ValueError: it is none of these.
     """
 
     def __init__(self, save_freq: str | int) -> None:
@@ -195,12 +189,7 @@ class SaveSchedule:
         return self.steps is None and self.seconds is None
 
     def is_due(self, batches: int, step: Callable[[], int]) -> bool:
-        """Whether a save is due at the end of an execution. To be asked at each.
-
-        Args:
-            batches: how many it had.
-            step: tells the step; asked only when it may matter, since it must be fetched from the device.
-        """
+        """Whether a save is due at the end of an execution. To be asked at each."""
         if self.seconds is not None:
             return time.monotonic() - self._time >= self.seconds
         if self.steps is None:
@@ -221,22 +210,7 @@ class SaveSchedule:
 
 
 class NameTemplate:
-    """How the checkpoints of a run are named.
-
-    Example:
-
-    ```python
-    NameTemplate("step-{step:08d}").name({"step": 1234, "epoch": 2, "batches": 1240})  # "step-00001234"
-    NameTemplate("{epoch:03d}-{val_loss:.3f}").keys  # ("epoch", "val_loss")
-    ```
-
-    Args:
-        template: text with fields as of `str.format`: `{epoch}`, `{step}` (optimizer steps), `{batches}` (batches in
-            all) and names of metrics.
-
-    Raises:
-        ValueError: it isn't such a text, would give all checkpoints one name, or leads out of the directory.
-    """
+    """How the checkpoints of a run are named."""
 
     def __init__(self, template: str = DEFAULT_TEMPLATE) -> None:
         if not isinstance(template, str):

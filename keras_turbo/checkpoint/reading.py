@@ -183,19 +183,7 @@ def restore(model: keras.Model, directory: Directory, *, best: bool = False) -> 
 
 
 def read_checkpoint(folder: Directory) -> tuple[Arrays, Arrays, TrainingState]:
-    """Reads a checkpoint, after a look at every byte of it.
-
-    Args:
-        folder: the checkpoint.
-
-    Returns:
-        Weights by path, the other arrays by path, and the training state.
-
-    Raises:
-        FileNotFoundError: there is no checkpoint.
-        ValueError: it is damaged; the text says what is wrong with it.
-        OSError: it can't be read.
-    """
+    """Reads a checkpoint, after a look at every byte of it."""
     location = locate(folder)
     if not holds_checkpoint(location, location.path):
         raise FileNotFoundError(f"{location.path} is no checkpoint.")
@@ -203,11 +191,7 @@ def read_checkpoint(folder: Directory) -> tuple[Arrays, Arrays, TrainingState]:
 
 
 def newest_good(location: Location) -> tuple[Health | None, list[Health]]:
-    """The newest good checkpoint, and those passed over for it: damaged, or newer than this version. It warns of these.
-
-    Raises:
-        OSError: one can't be read, and there is no good one that is newer.
-    """
+    """The newest good checkpoint, and those passed over for it: damaged, or newer than this version. It warns of these."""
     passed: list[Health] = []
     good = None
     for name in newest_first(location):
@@ -293,13 +277,7 @@ def read(location: Location, health: Health) -> tuple[Arrays, Arrays, TrainingSt
 
 
 def examine(location: Location, path: str, *, checksums: bool = True) -> Health:
-    """Looks at one checkpoint.
-
-    Args:
-        location: its directory.
-        path: its folder.
-        checksums: whether its files are read; else their sizes are compared, which finds truncation and missing files.
-    """
+    """Looks at one checkpoint."""
     found: list[Health] = []
 
     def look() -> None:

@@ -48,13 +48,6 @@ class Resumption:
     executions are answered without training, with the logs of then. Whatever callbacks do meanwhile (they reset
     themselves, a schedule sets the learning rate of the epoch once more) is undone after the last of these: model,
     metrics and callbacks get the state of the checkpoint once more.
-
-    Args:
-        name: of the checkpoint.
-        state: of the checkpoint.
-        weights: of the checkpoint.
-        extra: of the checkpoint.
-        session: the `fit`.
     """
 
     def __init__(self, name: str, state: TrainingState, weights: Arrays, extra: Arrays, session: FitSession) -> None:
@@ -97,11 +90,7 @@ class Resumption:
         return dict(self._own.get("logs", {}))
 
     def begin(self, position: DataPosition) -> None:
-        """Assigns the state for a first time, and sets where `fit` and the data begin. To be called in on_train_begin.
-
-        Raises:
-            ValueError: the model is another one than that of the checkpoint.
-        """
+        """Assigns the state for a first time, and sets where `fit` and the data begin. To be called in on_train_begin."""
         model, state, steps = self._model, self.state, self._call.steps
         build_for(model, self._call.batch_spec, self._weights)
         if self.is_in_epoch:
@@ -146,11 +135,7 @@ class Resumption:
         return self.logs
 
     def restore(self, callbacks: CallbackStates) -> None:
-        """Puts everything back, over what callbacks have done since `begin`. Doing it twice does nothing.
-
-        Args:
-            callbacks: the other callbacks of this fit.
-        """
+        """Puts everything back, over what callbacks have done since `begin`. Doing it twice does nothing."""
         if self._is_restored:
             return
         self._is_restored = True
@@ -163,12 +148,7 @@ class Resumption:
         self._weights, self._extra, self._of_callbacks = {}, {}, {}
 
     def enter(self, iterator: Any, position: DataPosition) -> None:
-        """Leaves out what is done of the data, before the first execution that is run. Doing it twice does nothing.
-
-        Args:
-            iterator: what `fit` gives.
-            position: the data of this fit.
-        """
+        """Leaves out what is done of the data, before the first execution that is run. Doing it twice does nothing."""
         if self._has_entered:
             return
         self._has_entered = True
@@ -186,13 +166,7 @@ class Resumption:
 
 
 def find_resumption(session: FitSession, directory: Directory, *, resume: Any) -> Resumption | None:
-    """Reads the newest good checkpoint of a directory, as `resume` of AsyncCheckpoint asks; None where there is none.
-
-    Raises:
-        ValueError: all checkpoints are damaged, another model of this process has made them, or `resume` is False and
-            there are some.
-        OSError: a checkpoint can't be read.
-    """
+    """Reads the newest good checkpoint of a directory, as `resume` of AsyncCheckpoint asks; None where there is none."""
     location = locate(directory)
     model: Any = session.model
     good, passed = newest_good(location)
@@ -237,9 +211,6 @@ class DataPosition:
 
     A `FastDataset` is a function of the number of its epoch, so its position is that number and a batch. What was made
     of one by methods of tf.data has the position of the `FastDataset` and as many batches to read.
-
-    Args:
-        session: the `fit`.
     """
 
     def __init__(self, session: FitSession) -> None:
@@ -267,11 +238,7 @@ class DataPosition:
             self._seen, self._begun = iterator, self.epochs()
 
     def state(self, *, in_epoch: bool) -> dict[str, Any]:
-        """The position, made of JSON's types.
-
-        Args:
-            in_epoch: whether an epoch of `fit` is under way. Between two of them the next iterator may be a new one.
-        """
+        """The position, made of JSON's types."""
         session = self._session
         goes_on = session.iterator is not None and session.batches_left != 0
         if not in_epoch:

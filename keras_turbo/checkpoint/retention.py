@@ -17,15 +17,7 @@ _SECONDS_PER_HOUR = 3600.0
 
 @dataclass(frozen=True)
 class SavedCheckpoint:
-    """What decides whether a checkpoint is kept.
-
-    Args:
-        name: of the checkpoint.
-        wall_time: of its save, seconds since 1970.
-        metric: the watched metric at its save, None or NaN if there was none.
-        good: whether it is whole.
-        diverged: whether the loss was NaN or infinite at its save.
-    """
+    """What decides whether a checkpoint is kept."""
 
     name: str
     wall_time: float
@@ -48,26 +40,6 @@ def names_to_delete(
     and the newest good one are kept whatever is asked for, and the newest good one before the loss became NaN, which is
     where a run can be taken up again. One that is damaged counts for nothing, and goes when it is
     older than all that are kept for being new.
-
-    Example:
-
-    ```python
-    entries = [SavedCheckpoint("a", 0.0, 0.5), SavedCheckpoint("b", 1.0, 0.9), SavedCheckpoint("c", 2.0, 0.7)]
-    names_to_delete(entries, max_to_keep=1)  # ["b"]: "c" is the newest, "a" the best
-    ```
-
-    Args:
-        entries: in the order in which they were saved, the oldest first.
-        max_to_keep: how many of the newest are kept; by default all.
-        keep_best: how many of the best are kept besides; at least the best one is where there are metrics.
-        keep_every_hours: one is kept for good for each span of so many hours, the oldest first.
-        mode: whether the best metric is the smallest or the largest.
-
-    Returns:
-        Names in the order of `entries`.
-
-    Raises:
-        ValueError: an option can't be.
     """
     check_retention(max_to_keep, keep_best, keep_every_hours)
     if mode not in ("min", "max"):
@@ -131,18 +103,8 @@ class Pruner:
     It never deletes one that it could not judge (it can't be read, or is of a newer format), nor one of a later step
     than those of its own run. One that can't be deleted ends no training.
 
-    Args:
-        directory: where checkpoints are kept.
-        max_to_keep: see `names_to_delete`.
-        keep_best: likewise.
-        keep_every_hours: likewise.
-        metric: has `name` and `mode`, "min" or "max", by which one is the best; None if none is watched.
-
     Attributes:
         failed: names of those that could not be deleted, with the reasons.
-
-    Raises:
-        ValueError: an option can't be.
     """
 
     def __init__(
@@ -164,13 +126,7 @@ class Pruner:
         self._entries: list[SavedCheckpoint] | None = None
 
     def saved(self, name: str, state: TrainingState, superseded: str | None = None) -> list[str]:
-        """Takes note of a checkpoint that has just been written, deletes what is no longer needed, and gives its names.
-
-        Args:
-            name: of the checkpoint.
-            state: what was written.
-            superseded: the name of an earlier one of the same step, of which the new one has all.
-        """
+        """Takes note of a checkpoint that has just been written, deletes what is no longer needed, and gives its names."""
         names = [] if superseded is None else [superseded]
         if self._max_to_keep is not None:
             if self._entries is None:

@@ -36,13 +36,7 @@ _WORTH_TELLING = 0.01
 
 
 class CheckpointRun:
-    """One `fit`, from `on_train_begin` until it ends, normally or not.
-
-    Args:
-        options: what was asked for.
-        metric: what is monitored, None if nothing is.
-        session: the `fit`.
-    """
+    """One `fit`, from `on_train_begin` until it ends, normally or not."""
 
     def __init__(self, options: CheckpointOptions, metric: MonitoredMetric | None, session: FitSession) -> None:
         self.preemption_asked = False
@@ -103,11 +97,7 @@ class CheckpointRun:
     # Its beginning and its end.
 
     def begin(self) -> None:
-        """Takes the directory, and restores what is in it.
-
-        Raises:
-            ValueError, OSError, RuntimeError: nothing may be trained here, or like this.
-        """
+        """Takes the directory, and restores what is in it."""
         options, session = self._options, self._session
         session.at_end(self.close)
         self._expected.check_at_start(self._model, session.call, session.others)
@@ -160,11 +150,7 @@ class CheckpointRun:
             self._saver.prepare()
 
     def end(self) -> None:
-        """Waits for what is pending, and puts everything back that was changed for this fit.
-
-        Raises:
-            CheckpointSaveError: a checkpoint could not be written, with `on_error="raise"`.
-        """
+        """Waits for what is pending, and puts everything back that was changed for this fit."""
         self._close()
         self._raise_error(self._options.on_error)
         if self._options.shard[1] == 0:
@@ -269,11 +255,7 @@ class CheckpointRun:
             resumption.answers_left = 0
 
     def after_batch(self, logs: dict[str, Any]) -> None:
-        """At the end of an execution, behind all other callbacks.
-
-        Raises:
-            SystemExit: preemption was asked for, and the checkpoint is on disk.
-        """
+        """At the end of an execution, behind all other callbacks."""
         if self._was_answered:
             self._was_answered = False
             if self._resumption is not None and self._resumption.answers_left == 0:
@@ -319,11 +301,7 @@ class CheckpointRun:
             self._before_validation = metric_values(self._model), self._position.validation_epochs()
 
     def in_validation(self) -> None:
-        """At the end of a batch of validation.
-
-        Raises:
-            SystemExit: preemption was asked for, and the checkpoint is on disk.
-        """
+        """At the end of a batch of validation."""
         if self._before_validation is None or self._waits_for_others:
             return
         leaves = self.preemption_asked
@@ -341,11 +319,7 @@ class CheckpointRun:
         self._session.add_figures(logs, figures)
 
     def after_epoch(self, logs: dict[str, Any]) -> None:
-        """At the end of an epoch, behind all other callbacks.
-
-        Raises:
-            SystemExit: preemption was asked for, and the checkpoint is on disk.
-        """
+        """At the end of an epoch, behind all other callbacks."""
         self._before_validation = None
         has_validation = self._session.call.validation_data is not None
         validated = not has_validation or any(name.startswith("val_") for name in logs)

@@ -26,16 +26,7 @@ class CheckpointSaveError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Saved:
-    """The last checkpoint that is on disk.
-
-    Args:
-        path: its folder.
-        step: the optimizer's step.
-        batches: batches done in all.
-        stall_ms: for how long training was held up.
-        write_seconds: how long it took in the background.
-        size_mb: millions of bytes of its files' arrays.
-    """
+    """The last checkpoint that is on disk."""
 
     path: Path | str
     step: int
@@ -56,15 +47,6 @@ class _Job:
 
 class Saver:
     """Writes the checkpoints of a run into a directory.
-
-    Args:
-        model: what is saved. It need not be built before the first save.
-        directory: where checkpoints are kept; made if it is missing.
-        pruner: deletes what is no longer needed.
-        when_busy: what a save does while two others are pending: "wait" or "skip".
-        max_write_mb_per_second: how fast to write at most; None for no limit.
-        max_shard_mb: size above which weights are written in Keras' sharded format; None for its default.
-        shard: number of workers that save together, and the index of this one.
 
     Attributes:
         last: what was written last, None before the first.
@@ -112,12 +94,7 @@ class Saver:
         return self._pruner.failed
 
     def open(self) -> None:
-        """Takes the directory.
-
-        Raises:
-            DirectoryInUseError: another run saves there.
-            OSError: the directory can't be made or written.
-        """
+        """Takes the directory."""
         if self._shard[1] == 0:
             self._lock = claim(self._location.path)
 
@@ -126,28 +103,14 @@ class Saver:
         self._newest = name, state.steps
 
     def prepare(self) -> None:
-        """Gets memory for snapshots, so that the first save does not wait for it; once more after the first step.
-
-        Raises:
-            ValueError: the model isn't built, or has a variable that can't be saved.
-        """
+        """Gets memory for snapshots, so that the first save does not wait for it; once more after the first step."""
         if self._snapshots is None:
             self._snapshots = Snapshots(self._model, when_busy=self._when_busy)
         else:
             self._snapshots.find_again()
 
     def save(self, name: str, state: TrainingState, replaced: Mapping[str, np.ndarray], begun: float) -> bool:
-        """Takes a snapshot and leaves the rest to a thread.
-
-        Args:
-            name: of the checkpoint.
-            state: where the run is.
-            replaced: arrays of `extra` besides those of the model, or in their place.
-            begun: when training was held up first, of `time.perf_counter()`.
-
-        Returns:
-            Whether it will be written; False where it is skipped.
-        """
+        """Takes a snapshot and leaves the rest to a thread."""
         if self._snapshots is None:
             self.prepare()
         snapshots: Any = self._snapshots
@@ -170,11 +133,7 @@ class Saver:
         self._limit.lift()
 
     def raise_error(self) -> None:
-        """Raises what went wrong in the background, once.
-
-        Raises:
-            CheckpointSaveError: a checkpoint could not be written.
-        """
+        """Raises what went wrong in the background, once."""
         self._writer.raise_error()
 
     def close(self) -> None:

@@ -98,18 +98,9 @@ class Snapshots:
     Under a strategy with replicas one copy is taken: the first replica's, or the sum or mean of what differs between
     replicas (metrics).
 
-    Args:
-        model: a built model.
-        num_buffers: how many snapshots there may be at a time.
-        when_busy: what `take` does when there are so many: "wait" until one is released, or "skip".
-        by_reference: True, False, or "auto": where a variable is not on a CPU.
-
     Attributes:
         skipped: how many snapshots were skipped.
         waited_ms: for how long `take` has waited for a snapshot to be released, in all.
-
-    Raises:
-        ValueError: the model isn't built, or a variable can't be saved.
     """
 
     def __init__(
@@ -138,11 +129,7 @@ class Snapshots:
                 break
 
     def take(self) -> Snapshot | None:
-        """Takes a snapshot of the model as it is now; None where it was skipped.
-
-        Raises:
-            RuntimeError: after `close`.
-        """
+        """Takes a snapshot of the model as it is now; None where it was skipped."""
         found = self._find()
         buffers = self._acquire()
         if buffers is None:
@@ -278,12 +265,7 @@ def read_tensor(variable: Any) -> tf.Tensor:
 
 
 def copy_all(pairs: list[tuple[np.ndarray, tf.Tensor]], num_threads: int | None = None) -> None:
-    """Copies each tensor into its array, of equal shape and dtype.
-
-    Args:
-        pairs: arrays and tensors. The list is emptied, so that tensors are let go of.
-        num_threads: how many threads copy, this one among them. None, the default: as many as are worth it.
-    """
+    """Copies each tensor into its array, of equal shape and dtype."""
     if num_threads is None:
         size = sum(array.nbytes for array, _ in pairs)
         num_threads = min(_MAX_THREADS, _num_cpus(), -(-size // PART_BYTES)) or 1

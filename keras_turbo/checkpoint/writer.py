@@ -20,11 +20,6 @@ class BackgroundWriter:
     The threads are no daemons: Python waits for them when the interpreter ends (before `atexit` functions run), so that
     a pending save is written, whether the script came to its end or raised. A process that is killed or calls
     `os._exit` loses it. In a forked process (a worker of a data loader) nothing is pending: the parent writes it.
-
-    Args:
-        write: does a job, in its turn.
-        prepare: is given each job at once, before its turn. Whatever it raises is for `write` to meet.
-        name: of the threads, for debuggers.
     """
 
     def __init__(
@@ -43,11 +38,7 @@ class BackgroundWriter:
         return sum(thread.is_alive() for thread in self._threads)
 
     def submit(self, job: Any) -> None:
-        """Leaves a job to a thread. Waits while two are pending.
-
-        Raises:
-            RuntimeError: after `close`.
-        """
+        """Leaves a job to a thread. Waits while two are pending."""
         if self._is_closed:
             raise RuntimeError(f"The writer {self._name!r} is closed.")
         while self.pending > 1:
@@ -91,14 +82,7 @@ class BackgroundWriter:
 
 
 class RateLimit:
-    """Holds up whoever writes, so that a disk that others need as well is written to at this rate.
-
-    Args:
-        megabytes_per_second: millions of bytes a second; None for no limit.
-
-    Raises:
-        ValueError: it is not positive.
-    """
+    """Holds up whoever writes, so that a disk that others need as well is written to at this rate."""
 
     def __init__(self, megabytes_per_second: float | None) -> None:
         is_number = isinstance(megabytes_per_second, (int, float)) and not isinstance(megabytes_per_second, bool)

@@ -169,17 +169,7 @@ def _free_name(location: Location, name: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class _Share:
-    """One worker's part in a checkpoint.
-
-    Args:
-        location: where checkpoints are kept.
-        name: of the checkpoint, the same for all workers.
-        state: where the run is. What all must agree on is compared; the rest is worker 0's.
-        num_shards: number of workers.
-        index: of this one.
-        write_files: writes this worker's files into a folder and returns their records.
-        deadline: until when it waits for the others, of `time.monotonic()`.
-    """
+    """One worker's part in a checkpoint."""
 
     location: Location
     name: str

@@ -97,11 +97,7 @@ _LEARNED: dict[str, dict[str, Callable[[Any], bool]]] = {
 
 
 class CallbackStates:
-    """Saves, restores and watches the state of callbacks.
-
-    Args:
-        callbacks: those of a `fit` that is beginning, after `on_train_begin` of all of them.
-    """
+    """Saves, restores and watches the state of callbacks."""
 
     def __init__(self, callbacks: Iterable[keras.callbacks.Callback]) -> None:
         self._callbacks = dict(_named(callbacks))
@@ -109,15 +105,7 @@ class CallbackStates:
         self._at_first = {key: _contents_of(callback) for key, callback in self._callbacks.items()}
 
     def state(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """The state now, without references to what may change.
-
-        Returns:
-            Values that JSON can hold, by callback and name; and arrays, by a path "callback/name" or
-            "callback/name/index".
-
-        Raises:
-            TypeError: a callback declares something else.
-        """
+        """The state now, without references to what may change."""
         values: dict[str, Any] = {}
         arrays: dict[str, np.ndarray] = {}
         for key, callback in self._callbacks.items():
@@ -131,11 +119,7 @@ class CallbackStates:
         return values, arrays
 
     def restore(self, values: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
-        """Puts a state back. What callbacks of Keras have learned since the beginning, and it does not name, goes.
-
-        Raises:
-            ValueError: a value can't be what a callback of Keras has learned.
-        """
+        """Puts a state back. What callbacks of Keras have learned since the beginning, and it does not name, goes."""
         missing = [key for key, value in values.items() if value and key not in self._callbacks]
         if missing:
             warnings.warn(

@@ -19,15 +19,7 @@ def trains_as_keras_does(model: Any) -> bool:
 
 
 def build_metrics(model: keras.Model, batch_spec: Any) -> bool:
-    """Creates the model, if it is not built, and its metrics. Nothing is computed.
-
-    Args:
-        model: a compiled model.
-        batch_spec: structure of `tf.TensorSpec`s of a batch as `fit` gets it; None where it is not known.
-
-    Returns:
-        Whether they exist.
-    """
+    """Creates the model, if it is not built, and its metrics. Nothing is computed."""
     if batch_spec is None:
         return False
     try:
@@ -52,10 +44,6 @@ def build_by_tracing(model: Any, batch_spec: Any) -> None:
 
     Meanwhile its optimizers do nothing but take note of the variables that they are given. Then each is built for them,
     where variables can be created: outside of all functions, in the scope of the model's strategy.
-
-    Args:
-        model: a compiled model.
-        batch_spec: structure of `tf.TensorSpec`s of a batch.
     """
     given: dict[Any, list[Any]] = {}
 
@@ -89,14 +77,6 @@ def build_for(model: Any, batch_spec: Any, paths: Iterable[str]) -> None:
 
     In the ways that Keras has where it trains the model, else by tracing the model's own step: the layers of models
     without `call`, and any number of optimizers.
-
-    Args:
-        model: a compiled model.
-        batch_spec: structure of `tf.TensorSpec`s of a batch; None where it is not known.
-        paths: of a state's weights.
-
-    Raises:
-        ValueError: it can't be created; with what the user can do.
     """
     paths = set(paths)
     if _has(model, paths):

@@ -82,12 +82,7 @@ class FitInputWaits:
         self._random = random.Random(0)
 
     def prepare(self, train_function: Any, data: Any) -> bool:
-        """Gets ready to measure the executions on an iterator; tells whether there was something to do.
-
-        Args:
-            train_function: the model's own.
-            data: what `fit` gives to it.
-        """
+        """Gets ready to measure the executions on an iterator; tells whether there was something to do."""
         if keras.config.backend() != "tensorflow" or data is self._given:
             return False
         self._given, self._measuring = data, None
@@ -109,13 +104,7 @@ class FitInputWaits:
         return True
 
     def chosen(self, data: Any, mean_seconds: float, executions: int) -> Any:
-        """What to give to the train function for one more execution: over the same batches.
-
-        Args:
-            data: what `fit` gives.
-            mean_seconds: how long executions of this epoch took up to now.
-            executions: how many there were.
-        """
+        """What to give to the train function for one more execution: over the same batches."""
         if keras.config.backend() != "tensorflow":
             if not isinstance(data, list):
                 return self._timed(data)
@@ -180,17 +169,7 @@ def _rows_of(batch: Any) -> int:
 
 
 class InputWait:
-    """Measures how long batches are waited for, over any number of iterators.
-
-    Example:
-
-    ```python
-    input_wait = InputWait()
-    iterator = input_wait.timed(iter(dataset))
-    train_function(iterator)
-    input_wait.read().seconds
-    ```
-    """
+    """Measures how long batches are waited for, over any number of iterators."""
 
     def __init__(self) -> None:
         import tensorflow as tf
@@ -202,18 +181,7 @@ class InputWait:
         self._pulls: dict[str, Any] = {}
 
     def timed(self, iterator: tf.data.Iterator) -> tf.data.Iterator:
-        """An iterator that takes its batches from this one, and adds up how long each takes.
-
-        Args:
-            iterator: of a dataset, unread or not. What it has given is gone; what it gives is asked for one by one, so
-                that both iterators may be read in turn.
-
-        Returns:
-            An iterator with the same `element_spec`, for which no function is traced anew.
-
-        Raises:
-            ValueError: one that can't be timed; see `why_not_timeable`.
-        """
+        """An iterator that takes its batches from this one, and adds up how long each takes."""
         import tensorflow as tf
 
         reason = why_not_timeable(iterator)
@@ -292,11 +260,7 @@ def _timed_pull(leaves: list[Any], sums: Any, number: tf.Tensor, resource: tf.Te
 
 
 def why_not_timeable(iterator: Any) -> str | None:
-    """Why the waits for an iterator can't be measured, as a clause; None if they can.
-
-    Args:
-        iterator: what `fit` gives to a train function.
-    """
+    """Why the waits for an iterator can't be measured, as a clause; None if they can."""
     import tensorflow as tf
 
     if getattr(iterator, "host_iterator", iterator) is None:

@@ -62,10 +62,6 @@ def begin_at_epoch(model: Any, epoch: int | None) -> int | None:
 
     `fit` reads this attribute once, after `on_train_begin`; Keras' own BackupAndRestore sets it. It holds for every
     later `fit`, too, if nobody puts it back.
-
-    Args:
-        model: the model that `fit` runs.
-        epoch: where to start; None: where `fit` was told to.
     """
     if not hasattr(model, "_initial_epoch"):
         raise _missing("Model", "_initial_epoch", "resume a fit at a later epoch")
@@ -90,12 +86,7 @@ def dataset_of(epoch_iterator: Any) -> Any:
 
 
 def build_metrics(model: Any, batch_spec: Any) -> None:
-    """Creates the metrics that were given to `compile`, which Keras does at the first step. Nothing is computed.
-
-    Args:
-        model: built and compiled.
-        batch_spec: shapes and dtypes of one batch as `fit` gets it.
-    """
+    """Creates the metrics that were given to `compile`, which Keras does at the first step. Nothing is computed."""
     build = getattr(model, "_symbolic_build", None)
     if build is None:
         raise _missing("Model", "_symbolic_build", "create metrics before the first step")
@@ -105,12 +96,7 @@ def build_metrics(model: Any, batch_spec: Any) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Owner:
-    """An object that saves variables of its own: a layer, an optimizer.
-
-    Args:
-        path: where `.weights.h5` keeps it ("layers/dense"); "" for the model itself.
-        object: the object.
-    """
+    """An object that saves variables of its own: a layer, an optimizer."""
 
     path: str
     object: Any
@@ -167,11 +153,7 @@ class _Visited(set):
 
 
 def global_seed_generator(*, create: bool) -> keras.random.SeedGenerator | None:
-    """The generator behind `keras.random` functions that are given no seed; None where there is none yet.
-
-    Args:
-        create: whether it is made then.
-    """
+    """The generator behind `keras.random` functions that are given no seed; None where there is none yet."""
     try:
         from keras.src.backend.common import global_state
         from keras.src.random import seed_generator

@@ -28,10 +28,6 @@ def training_steps(model: Any, *, batches: int) -> int:
 
     A model with one optimizer counts its updates of the weights: fewer than batches where some were skipped or
     accumulated. One with several, of which each may train at another pace, and one without any count batches.
-
-    Args:
-        model: the model.
-        batches: trained on, in earlier runs too.
     """
     optimizers = optimizers_of(model)
     return int(number(optimizers[0].iterations)) if len(optimizers) == 1 else batches

@@ -110,10 +110,6 @@ class FitTimes:
     The first execution of a fit, which traces and compiles the train function, is left out, unless there is no other in
     its epoch.
 
-    Args:
-        fetches_in_python: whether `fit` takes the batches itself, between executions, and not its train function.
-        clock: gives seconds.
-
     Attributes:
         waits: for batches.
         last_epoch: the times of the epoch that is over, with all of its callbacks' hooks; None where nothing was

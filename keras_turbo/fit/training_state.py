@@ -77,22 +77,6 @@ def find_state(model: keras.Model) -> ModelState:
     `model.save_weights` leaves out the seeds of random layers and the metrics: a run that goes on from it draws other
     masks, and its epoch has other means. What exists is found: much of it is created at the first step of `fit` where
     nobody built it before; see `first_step.py`.
-
-    Example:
-
-    ```python
-    state = find_state(model)
-    state.weights["optimizer/vars/0"]  # the number of steps, as a Keras variable
-    ```
-
-    Args:
-        model: any model, compiled or not. One without `call`, as many GANs are, need not be built.
-
-    Returns:
-        The state. It refers to the variables themselves, so it shows their values of any later moment.
-
-    Raises:
-        NotBuiltError: the model isn't built, and holds nothing that is. It is a ValueError.
     """
     owners = walk_owners(model)
     if not model.built and not any(_is_built_part(owner) for owner in owners[1:]):
@@ -153,13 +137,6 @@ class KeptState:
     """The training state of a model at one moment, on the host, with what `fit` leaves on a model beside it.
 
     That is `history` and `stop_training`, and the states of Python's and NumPy's random numbers.
-
-    Args:
-        model: any model.
-        others: further variables that its steps change, whoever holds them: a loss, a global counter.
-
-    Raises:
-        NotBuiltError: as `find_state`.
     """
 
     def __init__(self, model: Any, others: Iterable[tf.Variable] = ()) -> None:

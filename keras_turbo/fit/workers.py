@@ -24,11 +24,7 @@ _PART_BYTES = 64 * 2**20
 
 
 def worker_of(strategy: Any) -> tuple[int, int]:
-    """The index of this worker and the number of workers; (0, 1) where the model trains in one process.
-
-    Args:
-        strategy: a `tf.distribute.Strategy`.
-    """
+    """The index of this worker and the number of workers; (0, 1) where the model trains in one process."""
     resolver = getattr(strategy, "cluster_resolver", None)
     if resolver is None or not resolver.task_type:
         return 0, 1
@@ -66,11 +62,7 @@ def summed(strategy: Any, numbers: Sequence[float]) -> list[float]:
 
 
 def gathered(strategy: Any, message: Any) -> list[Any]:
-    """What each worker says, in the order of workers: something that JSON knows, the same kind of thing on all.
-
-    Raises:
-        ValueError: the message is too long.
-    """
+    """What each worker says, in the order of workers: something that JSON knows, the same kind of thing on all."""
     import tensorflow as tf
 
     text = json.dumps(message, sort_keys=True).encode()
@@ -100,12 +92,7 @@ def _traced(strategy: Any, name: str, function: Callable[..., Any]) -> Any:
 
 
 class ChiefsState:
-    """Brings what the chief has to all workers.
-
-    Args:
-        strategy: that of the workers.
-        is_chief: whether this worker is the chief.
-    """
+    """Brings what the chief has to all workers."""
 
     def __init__(self, strategy: Any, is_chief: bool) -> None:
         self._strategy = strategy
@@ -123,11 +110,7 @@ class ChiefsState:
             return np.asarray(self._strategy.reduce(tf.distribute.ReduceOp.SUM, tf.identity(numbers), axis=None))
 
     def assign(self, variables: Sequence[Any]) -> None:
-        """Gives variables the chief's values.
-
-        Raises:
-            ValueError: the workers have others: they would wait for one another for ever.
-        """
+        """Gives variables the chief's values."""
         mine = np.array([len(variables), sum(map(_bytes_of, variables))], np.int64)
         chiefs = self.of_chief(mine)
         if int(self.sum(np.array([not np.array_equal(mine, chiefs)], np.int64))[0]):
@@ -182,11 +165,6 @@ class AgreedMoments:
     They end the same executions, each at its own time. So now and then, after the same execution, all tell one another
     who was asked to leave, and the chief whether its clock says that a save is due, and after how many executions they
     talk again: three numbers, about once a second. All must call its methods after the same executions.
-
-    Args:
-        strategy: of several workers.
-        is_chief: whether this one's clock counts.
-        clock: gives seconds.
     """
 
     def __init__(self, strategy: Any, *, is_chief: bool, clock: Callable[[], float] = time.monotonic) -> None:

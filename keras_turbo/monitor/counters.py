@@ -108,10 +108,6 @@ class GpuCounters:
 class NvmlQuestions:
     """Asks NVML about one device; a figure that it does not have is None, and is not asked for again.
 
-    Args:
-        nvml: the module pynvml.
-        handle: of the device.
-
     Attributes:
         problem: what went wrong last, and may not the next time, such as "GPU is lost".
     """
@@ -145,14 +141,7 @@ class NvmlQuestions:
 
 
 class GpuReader:
-    """Reads the figures of a GPU or MIG instance.
-
-    Args:
-        nvml: the module pynvml.
-        gpu: which one.
-        handle: NVML's of it.
-        whole_handle: of the whole GPU; the same where it is no MIG instance.
-    """
+    """Reads the figures of a GPU or MIG instance."""
 
     def __init__(self, nvml: Any, gpu: Gpu, handle: Any, whole_handle: Any) -> None:
         self.gpu = gpu
@@ -219,13 +208,7 @@ class GpuReader:
 
 
 class _Activity:
-    """Compares samples that NVML takes of a GPU's performance counters.
-
-    Args:
-        nvml: the module pynvml.
-        whole: asks about the whole GPU.
-        mig_instance: the numbers of GPU instance and compute instance; None where the whole GPU is meant.
-    """
+    """Compares samples that NVML takes of a GPU's performance counters."""
 
     def __init__(self, nvml: Any, whole: NvmlQuestions, mig_instance: tuple[int, int] | None) -> None:
         self._nvml = nvml

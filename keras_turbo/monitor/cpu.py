@@ -41,13 +41,7 @@ class _Reading(NamedTuple):
 
 
 class CpuReader:
-    """Reads what the CPU did between one reading and the next.
-
-    Args:
-        root: folder in place of the file system's root for `/proc` and `/sys`, for tests.
-        wall_seconds: the clock, for tests.
-        process_seconds: the clock of this process's CPU time, for tests.
-    """
+    """Reads what the CPU did between one reading and the next."""
 
     def __init__(
         self,

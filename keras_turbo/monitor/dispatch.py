@@ -19,16 +19,7 @@ _CALLS = 20
 
 
 def empty_execution_seconds(model: keras.Model, logs: Any) -> float | None:
-    """Measures how long a call of a train function takes that does nothing.
-
-    Args:
-        model: a built model that was compiled for graphs.
-        logs: what its train function gave the last time.
-
-    Returns:
-        Seconds; None where it can't be told apart from the steps: where the model runs eagerly, under a distribution
-        strategy, or on another backend than TensorFlow.
-    """
+    """Measures how long a call of a train function takes that does nothing."""
     if keras.config.backend() != "tensorflow":
         return None
     import tensorflow as tf

@@ -87,11 +87,7 @@ class HardwareFigures:
         return tuple(_THROTTLING[name] for name, _ in self._reasons.most_common())
 
     def figures(self, seconds: float) -> dict[str, float]:
-        """The figures of the samples since the last `next_epoch`, by names with their units. What is unknown is absent.
-
-        Args:
-            seconds: how long that was; power times it is the energy where a GPU does not count that.
-        """
+        """The figures of the samples since the last `next_epoch`, by names with their units. What is unknown is absent."""
         if not self._samples and self._latest is not None:
             # An epoch shorter than the interval: the reading just before it, of which a part is of this epoch.
             self._add(self._latest)
@@ -183,16 +179,7 @@ def step_figures(
     empty_execution_seconds: float | None,
     backend: str = "tensorflow",
 ) -> StepFigures:
-    """The figures of a step, as `judge` takes them.
-
-    Args:
-        times: sums over an epoch.
-        waits: `FitTimes.waits`, which tells what could not be measured and why.
-        hardware: what the GPUs did in it.
-        steps_per_execution: of the model.
-        empty_execution_seconds: what an execution costs that computes nothing; None if that is not known.
-        backend: see `StepFigures`.
-    """
+    """The figures of a step, as `judge` takes them."""
     steps = times.steps(steps_per_execution)
     per_step_ms = 1000.0 / steps
     others, saving = times.seconds_by_name(saving=False), times.seconds_by_name(saving=True)
@@ -253,10 +240,6 @@ def gather_over_workers(strategy: Any, figures: Mapping[str, float]) -> np.ndarr
     """Every worker's figures, as an array (workers, figures), NaN for what a worker has not.
 
     Each worker has to call it, and waits for the others.
-
-    Args:
-        strategy: one over several workers.
-        figures: of this worker.
     """
     import tensorflow as tf
 
@@ -266,12 +249,7 @@ def gather_over_workers(strategy: Any, figures: Mapping[str, float]) -> np.ndarr
 
 
 def over_workers(gathered: Any, names: Sequence[str] = _GATHERED) -> dict[str, float]:
-    """Minimum, mean and maximum of each figure over the workers that have it, as `workers_min_` and its name.
-
-    Args:
-        gathered: array (workers, figures).
-        names: of the figures.
-    """
+    """Minimum, mean and maximum of each figure over the workers that have it, as `workers_min_` and its name."""
     result = {}
     for name, values in zip(names, np.asarray(gathered, float).T, strict=True):
         known = values[~np.isnan(values)]

@@ -37,10 +37,6 @@ class NvmlSession:
 
     Everything in it may take as long as the driver likes: use it on a thread that nobody waits for.
 
-    Args:
-        environ: the environment of the process, with CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER.
-        root: folder in place of the file system's root for `/sys`, for tests.
-
     Attributes:
         gpus: in the order of their numbers in this process.
         may_have_gpus: whether the machine has a GPU, as far as the system tells.
@@ -132,15 +128,7 @@ class NvmlSession:
 
 
 def visible_gpus(environ: Mapping[str, str] | None = None) -> list[Gpu]:
-    """The NVIDIA GPUs that this process uses, in the order of their numbers in it.
-
-    Args:
-        environ: the environment of the process: `os.environ` by default. See `cuda_visible_devices.visible` for what
-            CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER mean.
-
-    Returns:
-        The GPUs; none where there is no driver, or it does not answer within 15 s.
-    """
+    """The NVIDIA GPUs that this process uses, in the order of their numbers in it."""
 
     def ask() -> list[Gpu]:
         with NvmlSession(environ) as session:

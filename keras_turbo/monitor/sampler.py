@@ -134,24 +134,6 @@ def subscribe(interval_seconds: float = 0.5) -> Subscription:
 
     A sample costs 0.05 to 0.5 ms of CPU time without a GPU (the more the rarer they are: caches are cold then), and
     0.04 ms of Python a GPU besides what the driver takes.
-
-    Example:
-
-    ```python
-    with subscribe(interval_seconds=0.1) as samples:
-        model.fit(x, y)
-        busy = [sample.gpus[0].utilization_percent for sample in samples.take() if sample.gpus]
-    ```
-
-    Args:
-        interval_seconds: between two samples, at least 0.01. A GPU's utilization is a mean that the driver renews each
-            1/6 to 1 s.
-
-    Returns:
-        The subscription; close it.
-
-    Raises:
-        ValueError: `interval_seconds` is no number of at least 0.01.
     """
     seconds = math.nan
     # Numbers of NumPy are of this type, too.

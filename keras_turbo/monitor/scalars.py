@@ -9,14 +9,7 @@ from typing import Any
 
 
 class ScalarWriter:
-    """Writes figures under a folder. The file is opened with the first of them.
-
-    Args:
-        log_dir: folder, made if it is not there; also one of those that TensorFlow knows by a scheme (`gs://`, ...).
-
-    Raises:
-        OSError: it can't be made, or nothing can be written in it.
-    """
+    """Writes figures under a folder. The file is opened with the first of them."""
 
     def __init__(self, log_dir: str | os.PathLike) -> None:
         self._log_dir = os.fspath(log_dir)
@@ -26,13 +19,7 @@ class ScalarWriter:
         self._last_steps: dict[str, int] = {}
 
     def write(self, figures: Mapping[str, float], step: int, prefix: str = "") -> None:
-        """Writes each figure at a step, and to the disk.
-
-        Args:
-            figures: by their names.
-            step: one that is not after the last one of the same figure is left out: lines in TensorBoard go forward.
-            prefix: put before the names.
-        """
+        """Writes each figure at a step, and to the disk."""
         import tensorflow as tf
 
         if self._writer is None:

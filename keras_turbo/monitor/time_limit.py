@@ -11,20 +11,7 @@ T = TypeVar("T")
 
 
 def answer_within(seconds: float, ask: Callable[[], T], subject: str) -> T:
-    """Calls a function on a thread of its own, and does not wait for it any longer than that.
-
-    Args:
-        seconds: how long it may take.
-        ask: the function. Where it takes longer, its thread is left to itself; it does not keep the interpreter alive.
-        subject: what is asked, for the error: "the NVIDIA driver".
-
-    Returns:
-        What the function returns.
-
-    Raises:
-        TimeoutError: it took longer.
-        BaseException: what the function raises.
-    """
+    """Calls a function on a thread of its own, and does not wait for it any longer than that."""
     answers: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
 
     def run() -> None:
