@@ -8,8 +8,8 @@ import os
 import platform
 from collections.abc import Mapping
 
-from keras_turbo.devices.gpu_wiring import Driver
 from keras_turbo.doctor.findings import Finding, version_tuple
+from keras_turbo.doctor.gpu_wiring import Driver
 from keras_turbo.report import listed
 
 TOPIC = "versions"

@@ -268,13 +268,13 @@ def put_in_place(scratch: str, path: str, *, syncs: bool = True) -> None:
         os.unlink(scratch)
         return
     if syncs:
-        _sync(scratch)
+        sync(scratch)
     retried(lambda: os.replace(scratch, path))
     if syncs:
-        _sync(os.path.dirname(path) or ".")
+        sync(os.path.dirname(path) or ".")
 
 
-def _sync(path: str) -> None:
+def sync(path: str) -> None:
     """Sees to it that a file's bytes, or the names in a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -316,7 +316,12 @@ def remove_abandoned(folder: str, *, after_seconds: float = _ABANDONED_AFTER_SEC
 def make_folder(path: str) -> None:
     """Makes a folder and those above it, where they are missing."""
     if not is_remote(path):
-        retried(lambda: os.makedirs(path, exist_ok=True))
+        try:
+            retried(lambda: os.makedirs(path, exist_ok=True))
+        except FileExistsError:
+            # Python takes a folder for a file where a server does not tell what it is, for a moment.
+            if not is_folder(path):
+                raise
         return
     from keras_turbo.files.remote import make_remote_folder
 
