@@ -191,7 +191,7 @@ def read_checkpoint(folder: Directory) -> tuple[Arrays, Arrays, TrainingState]:
 
 
 def newest_good(location: Location) -> tuple[Health | None, list[Health]]:
-    """The newest good checkpoint, and those passed over for it: damaged, or newer than this version. It warns of these."""
+    """The newest good checkpoint, and those passed over: damaged, or newer than this version. It warns of these."""
     passed: list[Health] = []
     good = None
     for name in newest_first(location):

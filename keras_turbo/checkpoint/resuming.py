@@ -90,7 +90,7 @@ class Resumption:
         return dict(self._own.get("logs", {}))
 
     def begin(self, position: DataPosition) -> None:
-        """Assigns the state for a first time, and sets where `fit` and the data begin. To be called in on_train_begin."""
+        """Assigns the state for a first time, and sets where `fit` and the data begin. Called in on_train_begin."""
         model, state, steps = self._model, self.state, self._call.steps
         build_for(model, self._call.batch_spec, self._weights)
         if self.is_in_epoch:
