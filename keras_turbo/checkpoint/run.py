@@ -315,7 +315,9 @@ class CheckpointRun:
         saved = self._saver.last
         names = ("step", "batches", "stall_ms", "write_seconds", "size_mb")
         # From the first epoch on, since CSVLogger and others take the first for all.
-        figures = {f"{_PROGRESS}{name}": 0 if saved is None else getattr(saved, name) for name in names}
+        figures: dict[str, float] = {
+            f"{_PROGRESS}{name}": 0 if saved is None else getattr(saved, name) for name in names
+        }
         self._session.add_figures(logs, figures)
 
     def after_epoch(self, logs: dict[str, Any]) -> None:

@@ -151,7 +151,9 @@ class Snapshots:
         """Finds the variables anew, of which the first step has created some, and gets memory for them."""
         self._found_with = ()
         found, free = self._find(), self._free
-        for _ in range(0 if free is None else free.qsize()):
+        if free is None:
+            return
+        for _ in range(free.qsize()):
             buffers = free.get_nowait()
             buffers.arrays_for(found.variables)
             free.put(buffers)

@@ -203,17 +203,18 @@ def make_recipe(
         store: where examples are kept; None to choose it.
         functions: the user's; None for those of the settings.
     """
+    kept: ExampleStore | BatchStore | None
     if like is None:
         functions = functions or Functions.of(settings)
         map_fn, augment_fn = functions.traced(source.elements)
         functions.warn_of_randomness()
         failures = Failures(settings.on_error, len(source), source.name)
-        kept = store or choose_store(settings, source, map_fn)
-        store = kept if kept is None or source.most_rows is None else BatchStore(kept)
+        chosen = store or choose_store(settings, source, map_fn)
+        kept = chosen if chosen is None or source.most_rows is None else BatchStore(chosen)
         fill_store = None
     else:
         map_fn, augment_fn = like.map_fn, like.augment_fn
-        failures, store, fill_store = like.failures, like.store, like.fill_store
+        failures, kept, fill_store = like.failures, like.store, like.fill_store
     if settings.bucket_by_length is not None:
         check_buckets(source, settings)
         assert isinstance(source, SequenceSource)  # noqa: S101 (as has been checked)
@@ -236,7 +237,7 @@ def make_recipe(
         seed=settings.settled_seed,
         map_fn=map_fn,
         augment_fn=augment_fn,
-        store=store,
+        store=kept,
         failures=failures,
         workers=source.most_threads or settings.parallel_calls,
         counter=counter,
@@ -299,7 +300,7 @@ def choose_store(settings: Settings, source: Source, map_fn: RowFunction | None)
         if asked_for:
             raise ValueError(_not_storable_error(settings, obstacle))
         return None
-    random_ops = sorted({*source.random_ops, *([] if map_fn is None else map_fn.random_ops)})
+    random_ops: list[str] = sorted({*source.random_ops, *([] if map_fn is None else map_fn.random_ops)})
     if random_ops:
         kept = f"cache={settings.cache!r} keeps what was drawn first for all epochs. "
         warnings.warn(

@@ -74,7 +74,7 @@ class FitCall:
         leaves = tf.nest.flatten(given)
         if leaves and all(hasattr(leaf, "shape") and hasattr(leaf, "dtype") for leaf in leaves):
             parts = tuple(tf.nest.map_structure(_row_spec, one) for one in given)
-            return parts if len(parts) > 1 else parts[0]
+            return parts if len(parts) > 1 else next(iter(parts))
         # Of generators and the like Keras makes a dataset; it has looked at their first batch for that.
         made = keras_internals.dataset_of(self.epoch_iterator)
         return made.element_spec if isinstance(made, tf.data.Dataset) else None

@@ -259,7 +259,7 @@ def contents(value: Any, depth: int = 0) -> Any:
             return type(value), array.shape
         flat = array.reshape(-1)
         sample = np.ascontiguousarray(flat[:: max(1, flat.size // _COMPARED_ELEMENTS)])
-        return type(value), array.shape, str(array.dtype), zlib.crc32(sample.view(np.uint8))
+        return type(value), array.shape, str(array.dtype), zlib.crc32(sample.tobytes())
     return type(value)
 
 

@@ -60,7 +60,7 @@ def build_by_tracing(model: Any, batch_spec: Any) -> None:
     try:
         for optimizer in optimizers:
             # Past Keras' __setattr__, which would keep account of it.
-            vars(optimizer)["apply"] = noting(optimizer)
+            optimizer.__dict__["apply"] = noting(optimizer)
         function: Any = tf.function(step, autograph=False)
         function.get_concrete_function(batch_spec)
     finally:

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -132,7 +132,7 @@ class FitSession:
         self._hidden.clear()
         self._install()
 
-    def add_figures(self, logs: dict[str, Any], figures: dict[str, float], shown: Iterable[str] = ()) -> None:
+    def add_figures(self, logs: dict[str, Any], figures: Mapping[str, float], shown: Iterable[str] = ()) -> None:
         """Adds figures to the logs of an epoch, for all callbacks; the progress bar shows some of them alone."""
         logs.update(figures)
         self._hidden.update({name: value for name, value in figures.items() if name not in shown})

@@ -51,7 +51,7 @@ class BatchStore:
                 rows[...] = len(batch)
         self._store.mark(positions)
 
-    def gather(self, positions: np.ndarray, out: None) -> list[Column]:
+    def gather(self, positions: np.ndarray, out: list[np.ndarray] | None) -> list[Column]:
         """The batches where they lie, so that nothing is copied: TensorFlow writes to no memory of NumPy's."""
         *leaves, rows = map(list, zip(*self._store.rows(positions), strict=True))
         return [[batch[: int(number)] for batch, number in zip(leaf, rows, strict=True)] for leaf in leaves]

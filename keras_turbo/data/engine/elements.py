@@ -75,14 +75,15 @@ class Elements:
         """The structure of `tf.TypeSpec`s of a batch of so many rows; None for any number."""
 
         def of(leaf: tf.TensorSpec, form: BatchForm) -> tf.TypeSpec:
-            shape = None if leaf.shape.rank is None else [batch_size, *leaf.shape]
+            shape = _behind(batch_size, leaf.shape)
             if form == "ragged":
                 return tf.RaggedTensorSpec(shape, leaf.dtype, ragged_rank=1, row_splits_dtype=tf.int64)
             if form == "sparse":
                 return tf.SparseTensorSpec(shape, leaf.dtype)
             return tf.TensorSpec(shape, leaf.dtype)
 
-        forms = self.forms or ["dense"] * len(self.leaves)
+        dense: list[BatchForm] = ["dense"] * len(self.leaves)
+        forms = self.forms or dense
         return tf.nest.pack_sequence_as(self.spec, [of(*pair) for pair in zip(self.leaves, forms, strict=True)])
 
     def component_specs(self, batch_size: int | None) -> list[tf.TensorSpec]:
@@ -90,7 +91,7 @@ class Elements:
         specs = []
         for leaf, form in zip(self.leaves, self.forms or ["dense"] * len(self.leaves), strict=True):
             if form == "dense":
-                specs.append(tf.TensorSpec(None if leaf.shape.rank is None else [batch_size, *leaf.shape], leaf.dtype))
+                specs.append(tf.TensorSpec(_behind(batch_size, leaf.shape), leaf.dtype))
             else:
                 specs += [tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype), tf.TensorSpec([None], tf.int64)]
         return specs
@@ -128,6 +129,11 @@ class Elements:
                     tensor.set_shape([None, *leaf.shape])
             batch.append(tensor)
         return tf.nest.pack_sequence_as(self.spec, batch)
+
+
+def _behind(batch_size: int | None, shape: tf.TensorShape) -> tf.TensorShape:
+    """The shape of a batch of rows of this shape."""
+    return tf.TensorShape([batch_size]).concatenate(shape)
 
 
 def numpy_dtype(dtype: tf.DType) -> np.dtype:

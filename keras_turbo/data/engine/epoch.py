@@ -152,8 +152,9 @@ class Epoch:
     def _in_order(self, pieces: Iterator[Piece]) -> Iterator[_Begun]:
         """Begins pieces ahead, and gives them one after the other."""
         ahead: collections.deque[_Begun] = collections.deque()
-        # Two pieces, so that no thread waits while one is handed over; more where a piece has less work than threads.
-        most_jobs = 2 * self._recipe.workers
+        # Two pieces, so that no thread waits while one is handed over; more where a piece has less work than threads, but
+        # for copies out of memory, which more threads make no faster.
+        most_jobs = 0 if self._recipe.is_ready and self._recipe.augment_fn is None else 2 * self._recipe.workers
         for piece in pieces:
             ahead.append(self._begin(piece))
             while ahead and (
@@ -199,10 +200,10 @@ class Epoch:
             if made is not None:
                 columns.append(made)
         if begun.lent is not None:
-            return self._flat_rows(begun.lent, len(begun.piece.positions)), failed
+            return [*self._flat_rows(begun.lent, len(begun.piece.positions))], failed
         return concatenated(columns), failed
 
-    def _flat_rows(self, lent: list[np.ndarray], count: int) -> list[Column]:
+    def _flat_rows(self, lent: list[np.ndarray], count: int) -> list[np.ndarray]:
         return [
             array.reshape(count, *shape) for array, (shape, _) in zip(lent, self._recipe.elements.arrays, strict=True)
         ]

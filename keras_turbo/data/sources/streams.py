@@ -244,7 +244,7 @@ def _read(stream: Stream, map_element: Callable[[Any], Any], seed: int) -> Any:
         zero = tf.constant(0, tf.int64)
         elements = stream.elements(zero, None, zero, seed)
         mapped = elements.map(
-            lambda *parts: map_element(parts if len(parts) > 1 else parts[0]),
+            lambda *parts: map_element(parts if len(parts) > 1 else next(iter(parts))),
             num_parallel_calls=tf.data.AUTOTUNE,
             deterministic=True,
         )
