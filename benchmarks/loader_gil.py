@@ -104,9 +104,21 @@ def asking_microseconds(paths: list[str], size: tuple[int, int]) -> float:
     return (time.process_time() - start) / calls / ROWS * 1e6
 
 
+def pixels_are_equal(paths: list[str]) -> bool:
+    """Whether another process makes the same of a file; raises ResultsDifferError if not."""
+    positions = np.arange(min(ROWS, len(paths)))
+    made = []
+    for source in (source_of(paths, IMAGE_SIZE), InProcesses(source_of(paths, IMAGE_SIZE), 1, 1)):
+        rows = [[np.zeros((*IMAGE_SIZE, 3), np.uint8), np.empty((), np.int64)] for _ in positions]
+        source.load(positions, None, rows)
+        made.append(np.stack([row[0] for row in rows]))
+    if not (made[0].any() and np.array_equal(*made)):
+        raise _measure.ResultsDifferError("Pixels of threads and processes differ.")
+    return True
+
+
 def main() -> None:
-    parser = _measure.parser(__doc__ or "", "loader_gil", rounds=1)
-    options = parser.parse_args()
+    options = _measure.parser(__doc__ or "", "loader_gil", rounds=1).parse_args()
     _measure.hide_gpus()
     number, budget = (32, 0.1) if options.quick else (256, 2.0)
     with photo_folder(None, number) as folder, tempfile.TemporaryDirectory() as tiny:
@@ -127,13 +139,18 @@ def main() -> None:
             f"Half of that: {of_photo['all'] / held['all'] / 2:.0f}. "
             f"Cores that one process serves: {CORES_OF_A_PROCESS}."
         )
-        cores = available_cores()
+        cores, rates = available_cores(), {}
         for threads in sorted({1, 2, 4, cores, 2 * cores}):
             if threads <= 2 * cores:
-                print(f"{threads} threads: {rate(source_of(photos, IMAGE_SIZE), threads, budget):,.0f} images a second")
+                rates[f"{threads} threads"] = rate(source_of(photos, IMAGE_SIZE), threads, budget)
         for processes in sorted({1, 2, cores}):
             several = InProcesses(source_of(photos, IMAGE_SIZE), processes, -(-2 * cores // processes))
-            print(f"{processes} processes: {rate(several, 4 * cores, budget):,.0f} images a second")
+            rates[f"{processes} processes"] = rate(several, 4 * cores, budget)
+        for kind, images in rates.items():
+            print(f"{kind}: {images:,.0f} images a second")
+        checks = {"pixels of threads and processes equal": pixels_are_equal(photos)}
+    more = {"microseconds of a photo": of_photo, "the lock is held at most": held, "images a second": rates}
+    _measure.finish(options, {"photos": number, "rounds": 1}, [], [], checks, more)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ MOVED: dict[str, dict[str, str]] = {
         "CheckpointSaveError": "keras_turbo.checkpoint",
         "GpuUtilization": "keras_turbo",
     },
+    "keras_turbo.data.python_function": {"PythonFunction": "keras_turbo.data"},
 }
 """Old module -> name -> the module that has it now."""
 
