@@ -152,8 +152,8 @@ class Epoch:
     def _in_order(self, pieces: Iterator[Piece]) -> Iterator[_Begun]:
         """Begins pieces ahead, and gives them one after the other."""
         ahead: collections.deque[_Begun] = collections.deque()
-        # Two pieces, so that no thread waits while one is handed over; more where a piece has less work than threads, but
-        # for copies out of memory, which more threads make no faster.
+        # Two pieces, so that no thread waits while one is handed over; more where a piece has less work than threads:
+        # not where it is copied out of memory, which more threads make no faster.
         most_jobs = 0 if self._recipe.is_ready and self._recipe.augment_fn is None else 2 * self._recipe.workers
         for piece in pieces:
             ahead.append(self._begin(piece))
