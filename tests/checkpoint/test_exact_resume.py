@@ -11,11 +11,8 @@ import keras
 import pytest
 
 from keras_turbo import AsyncCheckpoint
+from tests.checkpoint.callbacks import BrokenOffError
 from tests.checkpoint.training_runs import RUNS, assert_same_outcome, fit, make, outcome
-
-
-class BrokenOffError(Exception):
-    pass
 
 
 def breaking_off(execution: int) -> keras.callbacks.Callback:
