@@ -44,7 +44,7 @@ def check(name: str, directory: Any, executions: list[int], save_freq: Any) -> N
     assert_same_outcome(outcome(run, history), never_broken_off(name))
 
 
-pytestmark = pytest.mark.filterwarnings("ignore:Resuming in the middle of an epoch reads")
+pytestmark = [pytest.mark.compatibility, pytest.mark.filterwarnings("ignore:Resuming in the middle of an epoch reads")]
 
 
 @pytest.mark.parametrize("name", RUNS)
