@@ -10,6 +10,7 @@ import keras_turbo as kt
 from keras_turbo.machine import CpuFeatures, gpu_features
 from keras_turbo.precision import PrecisionWarning, policy
 from keras_turbo.precision.measurement import HalfPrecisionSpeed, half_precision_speed
+from tests.precision.caught import precision_warnings
 
 V100 = {"device_name": "Tesla V100-SXM2-16GB", "compute_capability": (7, 0)}
 T4 = {"device_name": "Tesla T4", "compute_capability": (7, 5)}
@@ -88,7 +89,8 @@ def test_the_measurement_itself():
 
 
 def test_auto_on_this_machine(set_dtype_policy):
-    name, reason = kt.use_mixed_precision()
+    with precision_warnings():
+        name, reason = kt.use_mixed_precision()
     assert name == keras.config.dtype_policy().name
     assert "there is no GPU" in reason
 
