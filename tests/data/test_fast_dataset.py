@@ -20,6 +20,8 @@ from keras_turbo.data.engine.failures import ExampleLoadError
 from keras_turbo.data.engine.order import WHOLE_PERMUTATION_LIMIT
 from tests.data.garbage import goes
 
+pytestmark = pytest.mark.compatibility
+
 
 def batches_of(dataset):
     return list(dataset.as_numpy_iterator())

@@ -33,6 +33,8 @@ from tests.data.python_data import (
     Varied,
 )
 
+pytestmark = pytest.mark.compatibility
+
 
 @pytest.fixture(autouse=True)
 def collected():

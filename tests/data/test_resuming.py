@@ -16,6 +16,8 @@ from keras_turbo.data.engine.failures import ExampleLoadError
 from tests.data.epochs import batches_of
 from tests.data.test_stacks import assert_equal, stacks_of, unstacked
 
+pytestmark = pytest.mark.compatibility
+
 N, BATCH_SIZE = 23, 4
 X = np.arange(N * 3, dtype="float32").reshape(N, 3)
 Y = np.arange(N)

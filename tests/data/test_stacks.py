@@ -15,6 +15,8 @@ from keras_turbo import FastDataset
 from tests.data.epochs import batches_of
 from tests.data.garbage import goes
 
+pytestmark = pytest.mark.compatibility
+
 N, BATCH_SIZE, EPOCHS = 29, 4, 3
 X = np.arange(N * 3, dtype="float32").reshape(N, 3)
 Y = np.arange(N)

@@ -18,6 +18,8 @@ import keras_turbo as kt
 from keras_turbo.distribution import keras_overrides, strategies
 from tests.distribution.scenarios import CROSSENTROPY, batches, number, opened, samples
 
+pytestmark = pytest.mark.compatibility
+
 
 @pytest.fixture(scope="module")
 def strategy():

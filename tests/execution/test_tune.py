@@ -17,7 +17,7 @@ from keras_turbo.execution.tune_report import TuneReport
 from keras_turbo.fit.random_states import seeded
 from tests.execution.models import CLASSES, MODELS, batches, compiled, examples, plain, unbuilt
 
-pytestmark = pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning")
+pytestmark = [pytest.mark.compatibility, pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning")]
 
 
 def variables_of(model):
