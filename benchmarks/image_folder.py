@@ -56,7 +56,7 @@ class Photos:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.files = FastDataset.from_image_folder(folder, cache=False).file_paths
+        self.files = FastDataset.from_image_folder(folder, cache=False, shuffle=False).file_paths
         self.num_images = len(self.files)
 
     def stock(self, side: int, shuffle: bool = True) -> tf.data.Dataset:
