@@ -67,6 +67,8 @@ class SlowInput:
 class WallClock(keras.callbacks.Callback):
     """How long the executions of the last epoch took, measured from outside."""
 
+    needs_every_batch = False
+
     def on_epoch_begin(self, epoch, logs=None):
         self.begin = None
 
