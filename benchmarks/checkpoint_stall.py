@@ -31,9 +31,8 @@ import numpy as np
 import tensorflow as tf
 
 import keras_turbo as kt
-from keras_turbo.checkpoint.first_step import build_optimizer
-from keras_turbo.checkpoint.host_copy import read_tensor
-from keras_turbo.checkpoint.model_state import assign_state, collect_state, is_variable, raw
+from keras_turbo.checkpoint.snapshot import read_tensor
+from keras_turbo.fit.training_state import assign_state, build_optimizer, find_state, is_variable, raw
 
 CLASSES = 10
 BATCH_SIZE = 16
@@ -142,7 +141,7 @@ class CopyInMemory(keras.callbacks.Callback):
 
     def __init__(self, model: keras.Model) -> None:
         super().__init__()
-        state = collect_state(model)
+        state = find_state(model)
         values = [*state.weights.values(), *state.extra.values()]
         variables = {id(raw(value)): raw(value) for value in values if is_variable(value)}
         self._pairs = [(variable, np.array(variable.numpy())) for variable in variables.values()]
@@ -187,7 +186,7 @@ class Contest:
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         self.model.compile(keras.optimizers.Adam(1e-4), loss, jit_compile=False)
         build_optimizer(self.model)
-        state = collect_state(self.model)
+        state = find_state(self.model)
         self._weights = {path: raw(value).numpy() for path, value in state.weights.items()}
         self._extra = {path: raw(value).numpy() for path, value in state.extra.items()}
         self.model.fit(self._data, steps_per_epoch=2, shuffle=False, verbose=0)

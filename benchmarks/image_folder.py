@@ -25,7 +25,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_turbo import FastDataset
-from keras_turbo.data.pipeline import data_options
+from keras_turbo.data.engine.node import data_options
 
 BATCH_SIZE = 32
 IMAGE_SIZE = 224

@@ -24,7 +24,7 @@ import psutil
 import tensorflow as tf
 
 from keras_turbo import GpuUtilization
-from keras_turbo.data.input_wait import InputWait
+from keras_turbo.fit.input_wait import InputWait
 
 STOCK = "stock"
 BY_HAND = "by hand"

@@ -24,7 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_turbo import FastDataset
-from keras_turbo.data.convert import write_tfrecords
+from keras_turbo.data import write_tfrecords
 
 BATCH_SIZE = 32
 SHARDS = 4

@@ -6,8 +6,8 @@ from keras_turbo.layers import MixedPrecisionSafeHead
 from keras_turbo.distribution.distribute import distribute
 from keras_turbo.execution.tune import tune  # isort: skip (in the order in which a batch meets them)
 from keras_turbo.execution.debug_mode import debug_mode
-from keras_turbo.callbacks.async_checkpoint import AsyncCheckpoint
-from keras_turbo.callbacks.gpu_utilization import GpuUtilization  # isort: skip (in the order in which a batch meets them)
+from keras_turbo.checkpoint import AsyncCheckpoint
+from keras_turbo.monitor import GpuUtilization  # isort: skip (in the order in which a batch meets them)
 from keras_turbo.auditing.audit import audit
 from keras_turbo.moved import keep_old_paths
 

@@ -16,7 +16,12 @@ from collections.abc import Sequence
 from typing import Any
 
 MOVED: dict[str, dict[str, str]] = {
-    "keras_turbo.callbacks": {"AsyncCheckpoint": "keras_turbo", "GpuUtilization": "keras_turbo"},
+    "keras_turbo.callbacks": {
+        "AsyncCheckpoint": "keras_turbo",
+        "CheckpointSaveError": "keras_turbo.checkpoint",
+        "GpuUtilization": "keras_turbo",
+    },
+    "keras_turbo.data.python_function": {"PythonFunction": "keras_turbo.data"},
 }
 """Old module -> name -> the module that has it now."""
 

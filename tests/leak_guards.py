@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import multiprocessing
 import os
@@ -95,6 +96,8 @@ SETTINGS = {
 def _wait_until_none(find: Callable[[], list[Any]]) -> list[Any]:
     deadline = time.monotonic() + GRACE_SECONDS
     found = find()
+    if found:
+        gc.collect()  # a model of Keras holds itself, and with it the iterator of a fit that was broken off
     while found and time.monotonic() < deadline:
         time.sleep(0.02)
         found = find()

@@ -31,6 +31,7 @@ CHECKS = {
     "mixed_precision": {"largest relative difference of first losses from float32's"},
     "tfrecord": {"batches in order equal", "shuffled epochs complete"},
     "tabular": {"batches in order equal", "shuffled epochs complete"},
+    "loader_gil": {"pixels of threads and processes equal"},
     "audio": {"batches in order equal", "shuffled epochs complete"},
     "checkpoint_stall": {"largest relative difference of losses"},
     "monitor_cost": {"largest relative difference of losses", "batches equal"},

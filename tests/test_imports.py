@@ -18,9 +18,8 @@ from keras_turbo import moved
 PACKAGE = Path(__file__).parents[1] / "keras_turbo"
 
 BASE = {"report", "files", "machine"}
-FOUNDATIONS = {"data", "layers", "precision", "distribution", "checkpoint", "devices", "execution"}
-CALLBACKS = FOUNDATIONS | {"callbacks"}
-AUDIT = CALLBACKS | {"auditing"}
+FOUNDATIONS = {"data", "layers", "precision", "distribution", "checkpoint", "monitor", "execution"}
+AUDIT = FOUNDATIONS | {"auditing"}
 # Which parts of keras_turbo each part may import, besides itself; "" is the package's own __init__.
 MAY_IMPORT = {
     # Files by their paths, behind a scheme too; it imports nothing of ours.
@@ -29,24 +28,26 @@ MAY_IMPORT = {
     "report": {"files"},
     # What this machine has for this process; it imports nothing of ours either.
     "machine": set(),
-    **{part: {"devices", *BASE} for part in FOUNDATIONS},
-    "devices": BASE,
+    # What attaches to a running fit; nor does this.
+    "fit": set(),
+    **{part: {"fit", *BASE} for part in FOUNDATIONS},
     # A head is swapped for a safe one; layers import nothing of ours.
-    "precision": {"layers", *BASE},
-    "callbacks": {*BASE, *FOUNDATIONS},
-    "auditing": {*BASE, *CALLBACKS},
+    "precision": {"layers", "fit", *BASE},
+    # It asks the driver for the GPUs of the workers that it starts.
+    "distribution": {"monitor", "fit", *BASE},
+    "auditing": {"fit", *BASE, *FOUNDATIONS},
     # Old paths of public names.
     "moved": set(),
     "": {"moved", *AUDIT},
     "demo": {"", *BASE, *AUDIT},
     # Looks at the machine; what it says of keras_turbo's own parts are words.
     # It reads the cluster's variables as distribute() does.
-    "doctor": {"devices", "distribution", *BASE},
+    "doctor": {"monitor", "distribution", *BASE},
     "cli": {"", "demo", "doctor", *AUDIT},
     "__main__": {"cli"},
 }
 # The GPU's counters must be readable where no TensorFlow is.
-MAY_NOT_IMPORT = {part: {"tensorflow", "keras", "tf_keras"} for part in ("devices", "machine")}
+MAY_NOT_IMPORT = {part: {"tensorflow", "keras", "tf_keras"} for part in ("machine",)}
 IMPORTING_FUNCTIONS = {"importlib.import_module", "import_module", "__import__"}
 
 
@@ -109,23 +110,23 @@ def test_imports_point_one_way(path):
         ("keras_turbo.data.images", "from ..layers import MixedPrecisionSafeHead"),
         ("keras_turbo.data.images", "from ..layers.mixed_precision_safe_head import MixedPrecisionSafeHead"),
         ("keras_turbo.data.sources.arrays", "from ...checkpoint import writer"),
-        ("keras_turbo.data.images", "def f():\n    from keras_turbo.callbacks import GpuUtilization"),
+        ("keras_turbo.data.images", "def f():\n    from keras_turbo.monitor import GpuUtilization"),
         ("keras_turbo.data.images", "if TYPE_CHECKING:\n    import keras_turbo.auditing"),
         ("keras_turbo.data.images", "importlib.import_module('keras_turbo.cli')"),
         ("keras_turbo.layers.head", "from keras_turbo.precision import policy"),
         ("keras_turbo.machine", "from keras_turbo.precision import policy"),
         ("keras_turbo.precision.safe", "from keras_turbo.execution import tune"),
         ("keras_turbo.execution.tune", "from keras_turbo.data import input_wait"),
-        ("keras_turbo.checkpoint.writer", "from keras_turbo.callbacks import AsyncCheckpoint"),
-        ("keras_turbo.callbacks.gpu", "from keras_turbo.auditing import verdict"),
+        ("keras_turbo.checkpoint.writer", "from keras_turbo.monitor import GpuUtilization"),
+        ("keras_turbo.monitor.gpu", "from keras_turbo.auditing import verdict"),
         ("keras_turbo.auditing.verdict", "from keras_turbo import cli"),
         ("keras_turbo.demo", "from keras_turbo.cli import main"),
         ("keras_turbo.doctor.gpus", "from keras_turbo.data import input_wait"),
         ("keras_turbo", "from keras_turbo.cli import main"),
-        ("keras_turbo.devices.nvml", "import tensorflow as tf"),
-        ("keras_turbo.devices.nvml", "import keras.ops"),
-        ("keras_turbo.devices.nvml", "def f():\n    from tensorflow.python import client"),
-        ("keras_turbo.devices.nvml", "def f():\n    __import__('keras')"),
+        ("keras_turbo.machine", "import tensorflow as tf"),
+        ("keras_turbo.machine", "import keras.ops"),
+        ("keras_turbo.machine", "def f():\n    from tensorflow.python import client"),
+        ("keras_turbo.machine", "def f():\n    __import__('keras')"),
     ],
 )
 def test_a_wrong_import_is_found(module, source):
@@ -152,13 +153,13 @@ def test_relative_imports_of_a_package_start_at_itself(module, source):
             "from . import source\nfrom ..labels import Labels\nimport keras_turbo.data",
         ),
         ("keras_turbo.data.images", "from keras_turbolift import layers"),
-        ("keras_turbo.callbacks.gpu", "from keras_turbo.devices import nvml\nfrom ..data.input_wait import InputWait"),
-        ("keras_turbo.auditing.verdict", "from keras_turbo import callbacks, data"),
+        ("keras_turbo.monitor.gpu", "from keras_turbo.machine import cores\nfrom ..fit.input_wait import InputWait"),
+        ("keras_turbo.auditing.verdict", "from keras_turbo import monitor, data"),
         ("keras_turbo.cli", "import keras_turbo as kt\nfrom keras_turbo import FastDataset, audit\nfrom . import demo"),
         ("keras_turbo.__main__", "from keras_turbo.cli import main"),
         ("keras_turbo.precision.safe", "from keras_turbo.layers import MixedPrecisionSafeHead"),
         ("keras_turbo.precision.policy", "from keras_turbo.machine import cpu_features"),
-        ("keras_turbo.devices.nvml", "import pynvml, tensorflow_io"),
+        ("keras_turbo.machine", "import pynvml, tensorflow_io"),
     ],
 )
 def test_a_right_import_is_let_be(module, source):

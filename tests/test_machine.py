@@ -9,7 +9,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from keras_turbo.devices.gpus import Gpu
 from keras_turbo.machine import (
     WholeGpu,
     cores,
@@ -19,6 +18,7 @@ from keras_turbo.machine import (
     memory_limit_bytes,
     visible_to_cuda,
 )
+from keras_turbo.monitor.counters import Gpu
 
 MB = 1_000_000
 MACHINE_BYTES = 1_000 * MB

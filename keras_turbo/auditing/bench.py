@@ -13,7 +13,7 @@ import keras
 
 from keras_turbo.auditing.callback_times import UserCallbacks
 from keras_turbo.auditing.fit_input import FitInput
-from keras_turbo.auditing.fit_runs import FitRuns, FitTimes
+from keras_turbo.auditing.fit_runs import FitRuns, RunTimes
 from keras_turbo.auditing.parts import StepParts
 from keras_turbo.auditing.remedies.remedy import LEAST_GAIN, Remedy, not_measured
 from keras_turbo.auditing.utilization import BASELINE, Recorder
@@ -95,7 +95,7 @@ class Bench:
         setting: ExecutionSetting | None = None,
         model: keras.Model | None = None,
         **options: Any,
-    ) -> FitTimes:
+    ) -> RunTimes:
         """One run of `fit`.
 
         Args:
@@ -119,13 +119,13 @@ class Bench:
         finally:
             remove_setting(self.model)
 
-    def ready_turn(self) -> FitTimes:
+    def ready_turn(self) -> RunTimes:
         """One run on batches that are ready, without the user's callbacks."""
         steps = self.steps_of(self.candidates[0].step_ms) + self.current.steps_per_execution
         arguments = {"x": self.sample.dataset(2 * steps)}
         return self.turn(arguments, steps=steps, num_batches=None, with_callbacks=False)
 
-    def baseline_turn(self) -> FitTimes:
+    def baseline_turn(self) -> RunTimes:
         """One run of the training as it is."""
         with self.recorder.phase(BASELINE):
             times = self.turn()
@@ -141,14 +141,14 @@ class Bench:
     def compare(
         self,
         name: str,
-        run: Callable[[], FitTimes],
+        run: Callable[[], RunTimes],
         *,
         measured: str,
         code: str,
         changes: str = "",
         reason: str = "",
         per_step: float = 1.0,
-        before: Callable[[], FitTimes] | None = None,
+        before: Callable[[], RunTimes] | None = None,
     ) -> Remedy:
         """Measures a remedy in turns with the training as it is.
 

@@ -11,8 +11,9 @@ from typing import Any
 import keras
 
 from keras_turbo.auditing.callback_times import UserCallbacks
-from keras_turbo.callbacks.train_function import Run, intercept_train_function, restore_train_function
-from keras_turbo.execution.training_state import TrainingState
+from keras_turbo.fit.session import FitSession
+from keras_turbo.fit.train_function import Place, Run, Wrapper
+from keras_turbo.fit.training_state import KeptState
 
 # Epochs without end: a run ends by its steps.
 _EPOCHS = 1_000_000
@@ -23,7 +24,7 @@ _LEAST_TIMED = 2
 
 
 @dataclasses.dataclass(frozen=True)
-class FitTimes:
+class RunTimes:
     """What the steps of one run took.
 
     Attributes:
@@ -59,7 +60,7 @@ class FitRuns:
         num_batches: int | None = None,
         with_callbacks: bool = True,
         without: Sequence[str] = (),
-    ) -> FitTimes:
+    ) -> RunTimes:
         """Runs it and puts everything back.
 
         Args:
@@ -84,32 +85,27 @@ class FitRuns:
         return clock.times()
 
 
-def quiet_fit(
-    model: keras.Model, arguments: Mapping[str, Any], callbacks: list, interceptor: Callable[[Run, Any], Any]
-) -> None:
-    """A `fit` that says nothing, with an interceptor that ends it: it sets `stop_training` and raises StopIteration."""
-    starter = _Starter(interceptor)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what fit warns of is for the user's own fit to say
-            fit: Any = model.fit  # whose `verbose` is declared as a text, by its default
-            fit(**arguments, epochs=_EPOCHS, verbose=0, callbacks=[starter, *callbacks])
-    finally:
-        restore_train_function(model, interceptor)
+def quiet_fit(model: keras.Model, arguments: Mapping[str, Any], callbacks: list, wrapper: Wrapper) -> None:
+    """A `fit` that says nothing, with a wrapper that ends it: it sets `stop_training` and raises StopIteration."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what fit warns of is for the user's own fit to say
+        fit: Any = model.fit  # whose `verbose` is declared as a text, by its default
+        fit(**arguments, epochs=_EPOCHS, verbose=0, callbacks=[_Starter(wrapper), *callbacks])
 
 
 class _Starter(keras.callbacks.Callback):
-    """Puts the interceptor in once there is a train function."""
+    """Puts the wrapper around the train function once there is one."""
 
     needs_every_batch = False
 
-    def __init__(self, interceptor: Callable[[Run, Any], Any]) -> None:
+    def __init__(self, wrapper: Wrapper) -> None:
         super().__init__()
-        self._interceptor = interceptor
+        self._wrapper = wrapper
 
     def on_train_begin(self, logs: Any = None) -> None:
-        model: Any = self.model
-        intercept_train_function(model, self._interceptor, first=True)
+        session = FitSession.join(self, first=self)
+        if session is not None:
+            session.wrap(Place.LIMIT, self._wrapper)
 
 
 class _Clock(keras.callbacks.Callback):
@@ -128,7 +124,7 @@ class _Clock(keras.callbacks.Callback):
         self._spent_after: dict[str, float] = {}
 
     def let_through(self, run: Run, iterator: Any) -> Any:
-        """The interceptor: runs an execution, or ends the fit."""
+        """The wrapper: runs an execution, or ends the fit."""
         model: Any = self.model
         if self._started_at == 0.0:
             self._started_at = time.perf_counter()
@@ -164,7 +160,7 @@ class _Clock(keras.callbacks.Callback):
         self._timed += steps
         self._last_end, self._spent_after = now, dict(self._spent)
 
-    def times(self) -> FitTimes:
+    def times(self) -> RunTimes:
         if self._spent_before is None or self._timed == 0:
             raise RuntimeError(
                 f"The data ended after {self._done} steps, too few to time one. Give audit() at least 3 batches."
@@ -172,7 +168,7 @@ class _Clock(keras.callbacks.Callback):
         callbacks = {
             name: (self._spent_after[name] - before) / self._timed * 1e3 for name, before in self._spent_before.items()
         }
-        return FitTimes((self._last_end - self._first_end) / self._timed * 1e3, callbacks, self._timed)
+        return RunTimes((self._last_end - self._first_end) / self._timed * 1e3, callbacks, self._timed)
 
 
 class Reset:
@@ -183,7 +179,7 @@ class Reset:
         put_data_back: of the data.
     """
 
-    def __init__(self, state: TrainingState, put_data_back: Callable[[], None]) -> None:
+    def __init__(self, state: KeptState, put_data_back: Callable[[], None]) -> None:
         self._state = state
         self._put_data_back = put_data_back
 

@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from keras_turbo.auditing.fit_input import FitInput
 from keras_turbo.auditing.fit_runs import quiet_fit
-from keras_turbo.callbacks.train_function import Run
 from keras_turbo.execution.pulling import batch_puller
+from keras_turbo.fit.train_function import Run
 
 # Batches taken in one call, and looked at the clock after.
 _PULLED_AT_A_TIME = 8

@@ -30,7 +30,6 @@ from keras_turbo.auditing.remedies.together import together
 from keras_turbo.auditing.remedies.uint8 import uint8_input
 from keras_turbo.auditing.report import AuditReport
 from keras_turbo.auditing.utilization import Recorder, Utilization
-from keras_turbo.callbacks.verdict import judge
 from keras_turbo.data.profile import PipelineReport
 from keras_turbo.execution.candidates import KINDS, candidate_settings
 from keras_turbo.execution.installation import remove_setting, why_not_settable, without_setting
@@ -39,7 +38,8 @@ from keras_turbo.execution.race import Race, short_reason
 from keras_turbo.execution.random_states import kept_random_states
 from keras_turbo.execution.sample import Sample
 from keras_turbo.execution.setting import ExecutionSetting
-from keras_turbo.execution.training_state import TrainingState
+from keras_turbo.fit.training_state import KeptState, NotBuiltError, raw
+from keras_turbo.monitor.verdict import judge
 from keras_turbo.report import progress_bar
 
 _SAMPLE_BATCHES = 64
@@ -162,10 +162,12 @@ def _kept_attributes(model: keras.Model) -> Iterator[None]:
         vars(model).update(before)
 
 
-def _looked_at(model: keras.Model, data: FitInput) -> tuple[Sample, TrainingState]:
+def _looked_at(model: keras.Model, data: FitInput) -> tuple[Sample, KeptState]:
     """Batches of the data and the state to put back, of a model that is built now if it was not."""
     # To look at the data resets the metrics.
-    before = TrainingState(model) if model.built else None
+    before = None
+    with contextlib.suppress(NotBuiltError):
+        before = KeptState(model)
     with kept_random_states():
         try:
             batches, element_spec = first_batches(model, data, _SAMPLE_BATCHES)
@@ -177,7 +179,7 @@ def _looked_at(model: keras.Model, data: FitInput) -> tuple[Sample, TrainingStat
     # Creates all variables that training needs, as the first step of `fit` would, from the random numbers that it
     # would draw.
     variables = Steps(model, model.train_step, lambda batch: None).variables(element_spec)
-    return sample, TrainingState(model, variables)
+    return sample, KeptState(model, variables)
 
 
 def _measure_parts(bench: Bench, remedies: Sequence[str], advance: Callable[[int], None]) -> CheckpointTimes:
@@ -304,8 +306,10 @@ def _sorted(remedies: list[Remedy]) -> tuple[Remedy, ...]:
 def _facts(bench: Bench, utilization: Utilization) -> dict[str, str]:
     data, sample = bench.data, bench.sample
     batches = "unknown" if data.num_batches is None else f"{data.num_batches:,}"
+    # Not count_params(), which refuses a model that nobody calls.
+    parameters = sum(weight.shape.num_elements() for weight in map(raw, bench.model.weights))
     return {
-        "model": f"{bench.model.name} ({type(bench.model).__name__}), {bench.model.count_params():,} parameters",
+        "model": f"{bench.model.name} ({type(bench.model).__name__}), {parameters:,} parameters",
         "steps": f"run by {bench.current.name}"
         + (f", {bench.model.steps_per_execution} an execution" if bench.model.steps_per_execution > 1 else ""),
         "data": f"{data.kind}, {sample.batch_rows} examples a batch, {batches} batches an epoch",

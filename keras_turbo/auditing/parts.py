@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from keras_turbo.callbacks.verdict import StepFigures
+from keras_turbo.monitor.verdict import StepFigures
 
 
 @dataclasses.dataclass(frozen=True)

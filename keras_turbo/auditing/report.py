@@ -9,8 +9,8 @@ from typing import Any
 from keras_turbo.auditing.parts import StepParts
 from keras_turbo.auditing.remedies.remedy import Remedy
 from keras_turbo.auditing.utilization import Utilization
-from keras_turbo.callbacks.verdict import Verdict
 from keras_turbo.data.profile import PipelineReport
+from keras_turbo.monitor.verdict import Verdict
 from keras_turbo.report import Block, Code, Heading, Report, Table
 
 _BAR_WIDTH = 60

@@ -9,8 +9,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from keras_turbo.callbacks.hardware_figures import HardwareFigures
-from keras_turbo.devices.sampler import Sample, Subscription, subscribe
+from keras_turbo.monitor.figures import HardwareFigures
+from keras_turbo.monitor.sampler import Sample, Subscription, subscribe
 
 # The phases in which the training runs as it is.
 BASELINE = "fit as it is"

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from keras_turbo.checkpoint.lock import DirectoryInUseError
-from keras_turbo.checkpoint.restoring import latest, restore
-from keras_turbo.checkpoint.verification import verify
+from keras_turbo.checkpoint.async_checkpoint import AsyncCheckpoint
+from keras_turbo.checkpoint.directory import DirectoryInUseError
+from keras_turbo.checkpoint.reading import latest, restore, verify
+from keras_turbo.checkpoint.saver import CheckpointSaveError
 
-__all__ = [
-    "DirectoryInUseError",
-    "latest",
-    "restore",
-    "verify",
-]
+__all__ = ["AsyncCheckpoint", "CheckpointSaveError", "DirectoryInUseError", "latest", "restore", "verify"]

@@ -1,206 +1,61 @@
-"""Writes a checkpoint such that under its name there is a whole one or none."""
+"""The files of a checkpoint, and the step that makes it one."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
-import os
-import uuid
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from keras_turbo.checkpoint.file_plan import DEFAULT_MAX_SHARD_MB, FilePlan, file_content, plan_files
-from keras_turbo.checkpoint.location import Directory, Location, locate
-from keras_turbo.checkpoint.lock import locked
-from keras_turbo.checkpoint.names import DELETED, MARKER, STATE, WRITING, check_name, is_ours
-from keras_turbo.checkpoint.training_state import FORMAT_VERSION, FileRecord, TrainingState
+from keras_turbo.checkpoint.hdf5 import hdf5_layout
+from keras_turbo.checkpoint.layout import (
+    DELETED,
+    EXTRA,
+    FORMAT_VERSION,
+    MARKER,
+    SHARDED_WEIGHTS,
+    STATE,
+    WEIGHTS,
+    FileRecord,
+    TrainingState,
+    shard_name,
+)
+from keras_turbo.checkpoint.location import Location
 
-
-def write_checkpoint(
-    directory: Directory,
-    name: str,
-    weights: Mapping[str, np.ndarray],
-    extra: Mapping[str, np.ndarray],
-    state: TrainingState,
-    *,
-    max_shard_mb: float | None = None,
-    limit: Any = None,
-    shard: tuple[int, int] = (1, 0),
-    layer_names: Mapping[str, str] | None = None,
-    timeout_seconds: float = 600.0,
-) -> Path | str:
-    """Writes a checkpoint, whole or not at all.
-
-    Locally it is made beside its name, brought to the disk and renamed. An object store can't rename, so there the
-    files are written under the final name. In both, the commit marker comes last: what has none is no checkpoint.
-    A call that fails removes what it wrote. A checkpoint that is there is never touched.
-
-    Example:
-
-    ```python
-    folder = write_checkpoint("checkpoints", "step-00000100", weights, extra, state)
-    model.load_weights(folder / "model.weights.h5")  # stock Keras
-    ```
-
-    Args:
-        directory: where checkpoints are kept; made if missing.
-        name: of the checkpoint.
-        weights: path in Keras' layout ("layers/dense/vars/0") to array. Contiguous arrays are written from their own
-            memory, so they must not change meanwhile.
-        extra: path to array, of all else.
-        state: where the run is.
-        max_shard_mb: size in MB from which the weights are split into Keras' sharded format; by default 2,000.
-        limit: has `spend(nbytes)`, which waits until so many bytes may be written. Default: no limit.
-        shard: number of workers that write the checkpoint together, and the index of this one. All give the same
-            name, and arrays of the same paths, shapes and types; of the others' shares only those are looked at.
-        layer_names: path of a layer ("layers/dense") to its name, which Keras keeps in the file for people who read it.
-        timeout_seconds: how long a worker waits for the others.
-
-    Returns:
-        The checkpoint's folder: a `Path`, or text behind a scheme.
-
-    Raises:
-        ValueError: an argument can't be, or the workers are at different steps.
-        FileExistsError: there is a checkpoint of that name.
-        DirectoryInUseError: another run saves there.
-        TimeoutError: the other workers don't write their shares.
-        OSError: the disk is full, can't be written, is gone; with the path.
-    """
-    location = locate(directory)
-    check_name(name)
-    num_shards, index = checked_shard(shard)
-    plan = plan_files(weights, max_shard_mb=checked_size(max_shard_mb), num_shards=num_shards)
-    names = layer_names or {}
-    if num_shards > 1:
-        from keras_turbo.checkpoint.sharing import write_share
-
-        def write_files(folder: str) -> dict[str, FileRecord]:
-            return write_planned(location, folder, plan, index, weights, extra, names, limit)
-
-        path = write_share(location, directory, name, state, shard, write_files, timeout_seconds)
-        return location.public(path)
-    with locked(location, directory):
-        folder = begin(location, name)
-        try:
-            records = write_planned(location, folder, plan, index, weights, extra, names, limit)
-            return location.public(commit(location, folder, name, state, records))
-        except BaseException:
-            discard(location, folder)
-            raise
-
-
-def checked_shard(shard: tuple[int, int]) -> tuple[int, int]:
-    """The number of workers and the index of this one.
-
-    Raises:
-        ValueError: they can't be.
-    """
-    whole = isinstance(shard, tuple) and len(shard) == 2 and all(type(number) is int for number in shard)
-    if not whole or not 0 <= shard[1] < shard[0]:
-        raise ValueError(
-            f"shard must be the number of workers and an index below it, as in (2, 0). Received: {shard!r}."
-        )
-    return shard
+# Larger weights are split: files of this size are still moved about with ease, and S3 takes 5 GB at once.
+_DEFAULT_MAX_SHARD_MB = 2000.0
+_MEGABYTE = 10**6
 
 
 def checked_size(max_shard_mb: float | None) -> float:
-    """The size from which weights are split, in MB.
-
-    Raises:
-        ValueError: it can't be.
-    """
+    """The size from which weights are split, in MB; ValueError if it can't be."""
     if max_shard_mb is None:
-        return DEFAULT_MAX_SHARD_MB
+        return _DEFAULT_MAX_SHARD_MB
     if not isinstance(max_shard_mb, int | float) or isinstance(max_shard_mb, bool) or not max_shard_mb > 0:
         raise ValueError(f"max_shard_mb must be a positive number of megabytes. Received: {max_shard_mb!r}.")
     return float(max_shard_mb)
 
 
-def begin(location: Location, name: str) -> str:
-    """Makes the folder in which a checkpoint is written.
-
-    Raises:
-        FileExistsError: there is a checkpoint of that name.
-    """
-    check_free(location, name)
-    folder = location.child(name)
-    if location.files.renames:
-        folder = location.child(f"{WRITING}{name}-{os.getpid()}-{uuid.uuid4().hex[:8]}")
-    location.files.make_folder(folder)
-    return folder
-
-
-def check_free(location: Location, name: str) -> None:
-    """Sees to it that a name can be given: a leftover without commit marker is swept.
-
-    Raises:
-        FileExistsError: there is a checkpoint of that name, or something that isn't of ours.
-    """
-    final = location.child(name)
-    files = location.files
-    if not files.exists(final):
-        return
-    if files.exists(files.join(final, MARKER)):
-        raise FileExistsError(f"There is a checkpoint {final} already. It is not overwritten.")
-    if not files.is_folder(final):
-        raise FileExistsError(f"{final} is a file, so no checkpoint can have that name.")
-    foreign = foreign_names(location, name)
-    if foreign:
-        raise FileExistsError(f"{final} has {foreign[0]!r} in it and is no checkpoint. It is not overwritten.")
-    files.remove_folder(final, DELETED)
-
-
-def foreign_names(location: Location, name: str) -> list[str]:
-    """What is in a folder and never was part of a checkpoint: such a folder is somebody else's.
-
-    Args:
-        location: a directory of checkpoints.
-        name: of a folder in it.
-    """
-    return [one for one in location.files.names(location.child(name)) if not is_ours(one)]
-
-
-def write_planned(
+def commit(
     location: Location,
     folder: str,
-    plan: FilePlan,
-    index: int,
-    weights: Mapping[str, np.ndarray],
-    extra: Mapping[str, np.ndarray],
-    layer_names: Mapping[str, str],
-    limit: Any,
-) -> dict[str, FileRecord]:
-    """Writes the files that one worker owns; worker 0 also writes Keras' index of the shards.
-
-    Returns:
-        The record of each file.
-    """
-    files = location.files
-    records = {}
-    for planned in plan.files:
-        if planned.owner == index:
-            content = file_content(planned, weights, extra, layer_names)
-            records[planned.name] = files.write(files.join(folder, planned.name), content, limit)
-    if plan.index is not None and index == 0:
-        content = [memoryview(plan.index.encode())]
-        records[plan.index_name] = files.write(files.join(folder, plan.index_name), content, limit)
-    return records
-
-
-def commit(location: Location, folder: str, name: str, state: TrainingState, records: Mapping[str, FileRecord]) -> str:
-    """Writes the state and the marker, and gives the checkpoint its name.
-
-    Returns:
-        The path of the checkpoint.
-    """
+    name: str,
+    state: TrainingState,
+    records: Mapping[str, FileRecord],
+    token: str | None = None,
+) -> str:
+    """Writes the state and the marker, and gives the checkpoint its name. Returns its path."""
     files = location.files
     state = dataclasses.replace(state, files=dict(records))
     record = files.write(files.join(folder, STATE), [memoryview(state.to_json().encode())])
     # The marker vouches for the state, the state for all other files.
     marker = {"format_version": FORMAT_VERSION, STATE: dataclasses.asdict(record)}
+    if token is not None:
+        marker["save"] = token
     files.write(files.join(folder, MARKER), [memoryview(json.dumps(marker).encode())])
     if not files.renames:
         return folder
@@ -212,13 +67,129 @@ def commit(location: Location, folder: str, name: str, state: TrainingState, rec
     return final
 
 
-def discard(location: Location, folder: str) -> None:
-    """Removes what a failed call wrote. That the folder can't be removed must not hide why the call failed."""
+@contextlib.contextmanager
+def discarding(location: Location, folder: str) -> Iterator[None]:
+    """A context that removes what was written into a folder, if it ends with an error."""
     try:
-        files = location.files
-        if not files.renames and files.exists(files.join(folder, MARKER)):
-            files.remove_file(files.join(folder, MARKER))
-        files.remove_folder(folder, DELETED)
-    except OSError:
-        # It is swept by the next run.
-        return
+        yield
+    except BaseException:
+        # That it can't be removed must not hide why the call failed. It is swept by the next run.
+        with contextlib.suppress(OSError):
+            if not location.files.renames:
+                location.files.remove_file(location.files.join(folder, MARKER))
+            location.files.remove_folder(folder, DELETED)
+        raise
+
+
+@dataclass(frozen=True)
+class PlannedFile:
+    """A file and what is in it."""
+
+    name: str
+    paths: tuple[str, ...]
+    owner: int
+
+
+@dataclass(frozen=True)
+class FilePlan:
+    """Which array goes into which file, the same for every worker. State and marker come after all of these."""
+
+    files: tuple[PlannedFile, ...]
+    index: str | None = None
+
+    def write(
+        self,
+        location: Location,
+        folder: str,
+        owner: int,
+        weights: Mapping[str, np.ndarray],
+        extra: Mapping[str, np.ndarray],
+        layer_names: Mapping[str, str],
+        limit: Any,
+    ) -> dict[str, FileRecord]:
+        """Writes the files that one worker owns, and gives the record of each; the index is worker 0's."""
+        files, records = location.files, {}
+        for planned in self.files:
+            if planned.owner == owner:
+                content = _content(planned, weights, extra, layer_names)
+                records[planned.name] = files.write(files.join(folder, planned.name), content, limit)
+        if self.index is not None and owner == 0:
+            content = [memoryview(self.index.encode())]
+            records[SHARDED_WEIGHTS] = files.write(files.join(folder, SHARDED_WEIGHTS), content, limit)
+        return records
+
+
+def plan_files(weights: Mapping[str, np.ndarray], *, max_shard_mb: float, num_shards: int = 1) -> FilePlan:
+    """Decides which weights go into which file.
+
+    One file is `model.weights.h5`. Several are what Keras writes with `max_shard_size`, except that an array larger
+    than that gets a file of its own where Keras refuses. Arrays stay in their order: Keras 3.12 finds them only in the
+    order in which it walks through a model.
+    """
+    total = sum(array.nbytes for array in weights.values())
+    most = max_shard_mb * _MEGABYTE
+    everything = PlannedFile(EXTRA, (), owner=0)
+    if num_shards == 1 and total <= most:
+        return FilePlan((PlannedFile(WEIGHTS, tuple(weights), owner=0), everything))
+    # No file has more than a worker's share, so that there is something for each.
+    most = min(most, -(-total // num_shards))
+    runs: list[list[str]] = [[]]
+    size = 0
+    for path, array in weights.items():
+        if runs[-1] and size + array.nbytes > most:
+            runs.append([])
+            size = 0
+        runs[-1].append(path)
+        size += array.nbytes
+    files = []
+    bytes_of_workers = [0] * num_shards
+    for index, paths in enumerate(runs):
+        # An array can't be split, so shares are uneven; the next file goes to who has least.
+        owner = bytes_of_workers.index(min(bytes_of_workers))
+        bytes_of_workers[owner] += sum(weights[path].nbytes for path in paths)
+        files.append(PlannedFile(shard_name(index), tuple(paths), owner))
+    return FilePlan((*files, everything), _keras_index(files, total))
+
+
+def _keras_index(files: list[PlannedFile], total: int) -> str:
+    """What Keras' `ShardedH5IOStore` writes: group of variables to the file or files that have it."""
+    weight_map: dict[str, str | list[str]] = {}
+    for file in files:
+        for path in file.paths:
+            group = f"/{_group(path)}"
+            known = weight_map.get(group)
+            # One array is in a file, several are in a list of files, be it a list of one: as Keras has it.
+            if known is None:
+                weight_map[group] = file.name
+            else:
+                listed = known if isinstance(known, list) else [known]
+                weight_map[group] = listed if file.name in listed else [*listed, file.name]
+    return json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=4)
+
+
+def _group(path: str) -> str:
+    """The group in which Keras keeps what an object saves ("layers/dense/vars" of "layers/dense/vars/0")."""
+    before, _, _ = f"/{path}".rpartition("/vars/")
+    return f"{before}/vars".lstrip("/")
+
+
+def _content(
+    file: PlannedFile,
+    weights: Mapping[str, np.ndarray],
+    extra: Mapping[str, np.ndarray],
+    layer_names: Mapping[str, str],
+) -> list[memoryview]:
+    """The bytes of a planned file, in the arrays' own memory."""
+    if file.name == EXTRA:
+        return hdf5_layout(extra).filled(extra)
+    arrays = {path: weights[path] for path in file.paths}
+    groups = {_group(path) for path in arrays}
+    named = {(f"{path}/vars" if path else "vars"): {"name": name} for path, name in layer_names.items()}
+    if file.name != WEIGHTS:
+        # Layers without variables are noted in the first shard.
+        first = file.name == shard_name(0)
+        with_arrays = {_group(path) for path in weights}
+        named = {
+            group: name for group, name in named.items() if group in groups or (first and group not in with_arrays)
+        }
+    return hdf5_layout(arrays, named).filled(arrays)

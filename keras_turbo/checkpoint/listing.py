@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Sequence
 from typing import Any
 
-from keras_turbo.checkpoint.catalog import holds_checkpoint, newest_first
+from keras_turbo.checkpoint.directory import holds_checkpoint, newest_first
+from keras_turbo.checkpoint.layout import TrainingState, shown, to_json_values
 from keras_turbo.checkpoint.location import Directory, locate
-from keras_turbo.checkpoint.training_state import TrainingState, to_json_values
-from keras_turbo.checkpoint.verification import Health, examine
+from keras_turbo.checkpoint.reading import Health, best_of, examine, watched
 
 _COLUMNS = ("checkpoint", "step", "epoch", "metric", "size", "age", "health")
 _RIGHT = ("step", "epoch", "size", "age")
@@ -21,19 +20,7 @@ _AGE_UNITS = (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0))
 
 
 def list_checkpoints(directory: Directory, *, checksums: bool = False) -> list[Health]:
-    """Looks at every checkpoint in a directory.
-
-    Args:
-        directory: where checkpoints are kept, or one checkpoint.
-        checksums: whether every byte is read; else sizes are compared.
-
-    Returns:
-        What was found, the newest last.
-
-    Raises:
-        ValueError: no file system has the scheme of the path.
-        FileNotFoundError: there is no such directory.
-    """
+    """Looks at every checkpoint in a directory."""
     location = locate(directory)
     if not location.files.is_folder(location.path):
         raise FileNotFoundError(f"There is no folder {location.path}.")
@@ -41,23 +28,6 @@ def list_checkpoints(directory: Directory, *, checksums: bool = False) -> list[H
         return [examine(location, location.path, checksums=checksums)]
     names = list(newest_first(location))[::-1]
     return [examine(location, location.child(name), checksums=checksums) for name in names]
-
-
-def best_of(found: Sequence[Health]) -> Health | None:
-    """The good checkpoint with the best watched metric; the earliest among equals, None without metrics."""
-    monitor = next((one.state.monitor for one in reversed(found) if one.state and one.state.monitor), None)
-    if monitor is None:
-        return None
-    sign = 1 if monitor["mode"] == "min" else -1
-    scored = [
-        (sign * value, one)
-        for one in found
-        if one.ok
-        and one.state
-        and (value := _watched(one.state, monitor["name"])) is not None
-        and not math.isnan(value)
-    ]
-    return min(scored, key=lambda pair: pair[0])[1] if scored else None
 
 
 def as_json(found: Sequence[Health]) -> str:
@@ -105,7 +75,7 @@ def as_table(found: Sequence[Health], directory: Directory) -> str:
 def _row(health: Health, *, is_best: bool) -> dict[str, str]:
     state = health.state
     return {
-        "checkpoint": health.name,
+        "checkpoint": shown(health.name),
         "step": "?" if state is None else str(state.optimizer_step),
         "epoch": "?" if state is None else _epoch(state),
         "metric": "?" if state is None else _metric(state) + (" (best)" if is_best else ""),
@@ -121,15 +91,8 @@ def _epoch(state: TrainingState) -> str:
 
 def _metric(state: TrainingState) -> str:
     name = state.monitor["name"] if state.monitor else "loss"
-    value = _watched(state, name)
+    value = watched(state, name)
     return "" if value is None else f"{name} {value:.4g}"
-
-
-def _watched(state: TrainingState, name: str) -> float | None:
-    """The metric by which a checkpoint was judged; None for one that was not."""
-    if state.monitor and state.monitor["name"] == name and "value" in state.monitor:
-        return state.monitor["value"]
-    return state.metrics.get(name)
 
 
 def _size(nbytes: int) -> str:

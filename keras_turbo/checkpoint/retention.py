@@ -1,26 +1,23 @@
-"""Which checkpoints are no longer needed."""
+"""Which checkpoints are no longer needed, and their deletion, save after save."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+from keras_turbo.checkpoint.directory import delete_checkpoint, newest_first
+from keras_turbo.checkpoint.layout import TrainingState, step_in
+from keras_turbo.checkpoint.location import Directory, locate
+from keras_turbo.checkpoint.reading import examine
 
 _SECONDS_PER_HOUR = 3600.0
 
 
 @dataclass(frozen=True)
 class SavedCheckpoint:
-    """What decides whether a checkpoint is kept.
-
-    Args:
-        name: of the checkpoint.
-        wall_time: of its save, seconds since 1970.
-        metric: the watched metric at its save, None or NaN if there was none.
-        good: whether it is whole.
-        diverged: whether the loss was NaN or infinite at its save.
-    """
+    """What decides whether a checkpoint is kept."""
 
     name: str
     wall_time: float
@@ -43,26 +40,6 @@ def names_to_delete(
     and the newest good one are kept whatever is asked for, and the newest good one before the loss became NaN, which is
     where a run can be taken up again. One that is damaged counts for nothing, and goes when it is
     older than all that are kept for being new.
-
-    Example:
-
-    ```python
-    entries = [SavedCheckpoint("a", 0.0, 0.5), SavedCheckpoint("b", 1.0, 0.9), SavedCheckpoint("c", 2.0, 0.7)]
-    names_to_delete(entries, max_to_keep=1)  # ["b"]: "c" is the newest, "a" the best
-    ```
-
-    Args:
-        entries: in the order in which they were saved, the oldest first.
-        max_to_keep: how many of the newest are kept; by default all.
-        keep_best: how many of the best are kept besides; at least the best one is where there are metrics.
-        keep_every_hours: one is kept for good for each span of so many hours, the oldest first.
-        mode: whether the best metric is the smallest or the largest.
-
-    Returns:
-        Names in the order of `entries`.
-
-    Raises:
-        ValueError: an option can't be.
     """
     check_retention(max_to_keep, keep_best, keep_every_hours)
     if mode not in ("min", "max"):
@@ -84,11 +61,7 @@ def names_to_delete(
 
 
 def check_retention(max_to_keep: int | None, keep_best: int, keep_every_hours: float | None) -> None:
-    """Refuses options of `names_to_delete` that can't be.
-
-    Raises:
-        ValueError: with what was received.
-    """
+    """Raises ValueError for options of `names_to_delete` that can't be."""
     if max_to_keep is not None and (type(max_to_keep) is not int or max_to_keep < 1):
         raise ValueError(f"max_to_keep must be an integer from 1, or None to keep all. Received: {max_to_keep!r}.")
     if type(keep_best) is not int or keep_best < 0:
@@ -102,14 +75,12 @@ def check_retention(max_to_keep: int | None, keep_best: int, keep_every_hours: f
 def _best(entries: Sequence[SavedCheckpoint], number: int, mode: str) -> set[str]:
     sign = 1 if mode == "min" else -1
     scored = [
-        (sign * entry.metric, entry.name) for entry in entries if _is_known(entry.metric) and entry.metric is not None
+        (sign * entry.metric, entry.name)
+        for entry in entries
+        if entry.metric is not None and not math.isnan(entry.metric)
     ]
     # Sorting is stable: among equals the earlier one is the best, as it was when it came.
     return {name for _, name in sorted(scored, key=lambda one: one[0])[:number]}
-
-
-def _is_known(metric: float | None) -> bool:
-    return metric is not None and not math.isnan(metric)
 
 
 def _spaced(entries: Sequence[SavedCheckpoint], seconds: float) -> set[str]:
@@ -124,3 +95,89 @@ def _spaced(entries: Sequence[SavedCheckpoint], seconds: float) -> set[str]:
             kept.add(entry.name)
             last = entry.wall_time
     return kept
+
+
+class Pruner:
+    """Keeps account of the checkpoints in a directory, those of earlier runs too, and deletes by `names_to_delete`.
+
+    It never deletes one that it could not judge (it can't be read, or is of a newer format), nor one of a later step
+    than those of its own run. One that can't be deleted ends no training.
+
+    Attributes:
+        failed: names of those that could not be deleted, with the reasons.
+    """
+
+    def __init__(
+        self,
+        directory: Directory,
+        *,
+        max_to_keep: int | None,
+        keep_best: int,
+        keep_every_hours: float | None,
+        metric: Any = None,
+    ) -> None:
+        check_retention(max_to_keep, keep_best, keep_every_hours)
+        self.failed: dict[str, str] = {}
+        self._directory = directory
+        self._max_to_keep = max_to_keep
+        self._keep_best = keep_best
+        self._keep_every_hours = keep_every_hours
+        self._metric = metric
+        self._entries: list[SavedCheckpoint] | None = None
+
+    def saved(self, name: str, state: TrainingState, superseded: str | None = None) -> list[str]:
+        """Takes note of a checkpoint just written, deletes what is no longer needed, and gives its names."""
+        names = [] if superseded is None else [superseded]
+        if self._max_to_keep is not None:
+            if self._entries is None:
+                try:
+                    self._entries = [one for one in self._found(state.optimizer_step) if one.name != name]
+                except OSError as error:
+                    # The next save looks again.
+                    self.failed[str(self._directory)] = str(error)
+                    return []
+            self._entries = [one for one in self._entries if one.name != superseded]
+            self._entries.append(self._entry(name, state))
+            names += names_to_delete(
+                self._entries,
+                max_to_keep=self._max_to_keep,
+                keep_best=self._keep_best,
+                keep_every_hours=self._keep_every_hours,
+                mode="min" if self._metric is None else self._metric.mode,
+            )
+            self._entries = [one for one in self._entries if one.name not in names]
+        for old in names:
+            self._delete(old)
+        return names
+
+    def _delete(self, name: str) -> None:
+        try:
+            delete_checkpoint(self._directory, name)
+        except OSError as error:
+            self.failed[name] = str(error)
+
+    def _found(self, step: int) -> list[SavedCheckpoint]:
+        """What is there from before up to a step, the oldest first."""
+        location = locate(self._directory)
+        entries = []
+        for name in newest_first(location):
+            # Every byte would be read again with checksums; whoever restores one looks at all of them.
+            health = examine(location, location.child(name), checksums=False)
+            if health.newer or health.unreadable is not None:
+                continue
+            named = health.state.optimizer_step if health.state is not None else step_in(name)
+            if named is None or named > step:
+                continue
+            if health.ok and health.state is not None:
+                entries.append(self._entry(name, health.state))
+            else:
+                entries.append(SavedCheckpoint(name, 0.0, None, good=False))
+        return entries[::-1]
+
+    def _entry(self, name: str, state: TrainingState) -> SavedCheckpoint:
+        monitor = state.monitor or {}
+        # The value by which it was judged: the mean of half an epoch is not one.
+        is_same = self._metric is not None and monitor.get("name") == self._metric.name
+        metric = monitor.get("value") if is_same else None
+        diverged = not math.isfinite(state.metrics.get("loss", 0.0))
+        return SavedCheckpoint(name, state.wall_time, metric, diverged=diverged)

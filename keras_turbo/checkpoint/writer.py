@@ -1,8 +1,8 @@
-"""One thread that writes, behind training and without holding it up."""
+"""Writing behind training and without holding it up."""
 
 from __future__ import annotations
 
-import os
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -13,180 +13,97 @@ _BURST_SECONDS = 0.1
 
 
 class BackgroundWriter:
-    """Runs one job at a time in a thread; one more may wait.
+    """Does jobs one after the other, each in a thread that waits for the one before. Two may be pending.
 
     With more than that, memory would fill with states that nobody has asked for: who submits a third waits.
 
-    The thread ends when there is nothing to do. It is not a daemon: Python waits for it when the interpreter ends
-    (before `atexit` functions run), so that a pending save is written, whether the script came to its end or raised. A
-    process that is killed or calls `os._exit` loses it. Python lets no new thread start by then, so a job must not need
-    one.
-
-    In a forked process (a worker of a data loader) there is nothing pending: the parent writes it.
-
-    Example:
-
-    ```python
-    writer = BackgroundWriter(write_to_disk, name="checkpoints")
-    writer.submit(snapshot)
-    ...
-    writer.wait()
-    writer.raise_error()
-    ```
-
-    Args:
-        write: does a job: called in the thread with what was submitted, in that order.
-        name: of the thread, for debuggers.
+    The threads are no daemons: Python waits for them when the interpreter ends (before `atexit` functions run), so that
+    a pending save is written, whether the script came to its end or raised. A process that is killed or calls
+    `os._exit` loses it. In a forked process (a worker of a data loader) nothing is pending: the parent writes it.
     """
 
-    def __init__(self, write: Callable[[Any], None], *, name: str) -> None:
+    def __init__(
+        self, write: Callable[[Any], None], prepare: Callable[[Any], None] = lambda job: None, *, name: str
+    ) -> None:
         self._write = write
+        self._prepare = prepare
         self._name = name
-        self._forget_all()
-
-    def _forget_all(self) -> None:
-        self._process = os.getpid()
-        self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
-        # The first is being written while it is here.
-        self._jobs: list[Any] = []
+        self._threads: list[threading.Thread] = []
         self._error: BaseException | None = None
         self._is_closed = False
-
-    def _forget_after_fork(self) -> None:
-        # The lock may have been held by a thread that this process has not.
-        if os.getpid() != self._process:
-            self._forget_all()
 
     @property
     def pending(self) -> int:
         """How many jobs are not done: 0, 1 or 2."""
-        self._forget_after_fork()
-        return len(self._jobs)
+        return sum(thread.is_alive() for thread in self._threads)
 
     def submit(self, job: Any) -> None:
-        """Leaves a job to the thread. Waits while another one is waiting.
-
-        Args:
-            job: what `write` gets.
-
-        Raises:
-            RuntimeError: after `close`.
-        """
-        self._forget_after_fork()
-        with self._changed:
-            self._changed.wait_for(lambda: len(self._jobs) < 2 or self._is_closed)
-            if self._is_closed:
-                raise RuntimeError(f"The writer {self._name!r} is closed.")
-            self._jobs.append(job)
-            if self._thread is None:
-                thread = threading.Thread(target=self._run, name=f"keras_turbo {self._name}", daemon=False)
-                try:
-                    thread.start()
-                except BaseException:
-                    self._jobs.remove(job)
-                    raise
-                self._thread = thread
+        """Leaves a job to a thread. Waits while two are pending."""
+        if self._is_closed:
+            raise RuntimeError(f"The writer {self._name!r} is closed.")
+        while self.pending > 1:
+            self._threads[0].join()
+            del self._threads[0]
+        before = self._threads[-1] if self._threads else None
+        thread = threading.Thread(target=self._run, args=(job, before), name=f"keras_turbo {self._name}", daemon=False)
+        # Before it begins, since it may ask how many there are.
+        self._threads = [*(one for one in self._threads if one.is_alive()), thread]
+        thread.start()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits until all jobs are done.
-
-        Args:
-            timeout: seconds at most; None, the default, for no limit.
-
-        Returns:
-            Whether they are.
-        """
-        self._forget_after_fork()
-        with self._changed:
-            done = self._changed.wait_for(lambda: not self._jobs, timeout)
-            thread = self._thread
-        if done and thread is not None and thread is not threading.current_thread():
-            # It has nothing more to do, so that this takes no time: nobody finds a thread afterwards.
-            thread.join()
-        return done
+        """Waits until all jobs are done, or for so many seconds; tells whether they are."""
+        until = None if timeout is None else time.monotonic() + timeout
+        for thread in self._threads:
+            thread.join(None if until is None else max(0.0, until - time.monotonic()))
+        return self.pending == 0
 
     def raise_error(self) -> None:
-        """Raises the first error of the jobs since the last call, once.
-
-        Raises:
-            Exception: what `write` raised.
-        """
-        self._forget_after_fork()
-        with self._changed:
-            error, self._error = self._error, None
+        """Raises the first error of the jobs since the last call, once."""
+        error, self._error = self._error, None
         if error is not None:
             raise error
 
     def close(self) -> None:
         """Waits for what is pending, and takes no more. Raises no error of a job: see `raise_error`."""
-        self._forget_after_fork()
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify_all()
+        self._is_closed = True
         self.wait()
 
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                if not self._jobs:
-                    self._thread = None
-                    return
-                job = self._jobs[0]
-            error = None
-            try:
-                self._write(job)
-            except BaseException as raised:
-                error = raised
-            # What a job holds (memory for a snapshot) is let go of before anybody hears that it is done.
-            del job
-            with self._changed:
-                del self._jobs[0]
-                self._error = self._error or error
-                del error
-                self._changed.notify_all()
+    def _run(self, job: Any, before: threading.Thread | None) -> None:
+        # Who has started it waits for Python's lock, and would get it after 5 ms otherwise.
+        time.sleep(0.001)
+        try:
+            with contextlib.suppress(Exception):
+                self._prepare(job)
+            if before is not None:
+                before.join()
+            self._write(job)
+        except BaseException as error:
+            self._error = self._error or error
 
 
 class RateLimit:
-    """Holds up whoever writes, so that a disk that others need as well is written to at this rate.
-
-    Args:
-        megabytes_per_second: millions of bytes a second; None for no limit.
-
-    Raises:
-        ValueError: it is not positive.
-    """
+    """Holds up whoever writes, so that a disk that others need as well is written to at this rate."""
 
     def __init__(self, megabytes_per_second: float | None) -> None:
-        if megabytes_per_second is not None and (
-            isinstance(megabytes_per_second, bool)
-            or not isinstance(megabytes_per_second, (int, float))
-            or not megabytes_per_second > 0
-        ):
+        is_number = isinstance(megabytes_per_second, (int, float)) and not isinstance(megabytes_per_second, bool)
+        if megabytes_per_second is not None and not (is_number and megabytes_per_second > 0):
             raise ValueError(
                 "A rate must be a positive number of megabytes a second, or None for no limit. "
                 f"Received: {megabytes_per_second!r}."
             )
         self.megabytes_per_second = megabytes_per_second
-        self._lock = threading.Lock()
         self._lifted = threading.Event()
         # When what was spent so far has been earned.
         self._earned_at = 0.0
 
     def spend(self, nbytes: int) -> None:
-        """Sleeps for as long as it takes to earn these bytes. Call it for each block, before or after writing it.
-
-        Args:
-            nbytes: the size of a block.
-        """
+        """Sleeps for as long as it takes to earn these bytes. Call it for each block, before or after writing it."""
         if self.megabytes_per_second is None or self._lifted.is_set():
             return
-        with self._lock:
-            now = time.monotonic()
-            self._earned_at = max(self._earned_at, now - _BURST_SECONDS) + nbytes / (self.megabytes_per_second * 1e6)
-            seconds = self._earned_at - now
-        if seconds > 0:
-            self._lifted.wait(seconds)
+        now = time.monotonic()
+        self._earned_at = max(self._earned_at, now - _BURST_SECONDS) + nbytes / (self.megabytes_per_second * 1e6)
+        if self._earned_at > now:
+            self._lifted.wait(self._earned_at - now)
 
     def lift(self) -> None:
         """Ends the limit for good, now: for the last save of a process that is about to be killed."""

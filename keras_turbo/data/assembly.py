@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_turbo.data.engine.batch_store import BatchStore, stored_elements
 from keras_turbo.data.engine.batches import Batches, WholeBatches
 from keras_turbo.data.engine.buckets import BucketBatches, buckets_of
 from keras_turbo.data.engine.disk_store import fits_on_disk, open_disk_store, private_disk_store
@@ -18,9 +19,11 @@ from keras_turbo.data.engine.order import EpochCounter, ExampleOrder
 from keras_turbo.data.engine.recipe import Recipe
 from keras_turbo.data.engine.store import ExampleStore, fits_in_memory, memory_store, why_not_storable
 from keras_turbo.data.fingerprint import function_fingerprint
-from keras_turbo.data.functions import ElementFunction, RandomFunction, RowFunction
+from keras_turbo.data.functions import ElementFunction, PythonFunction, RandomFunction, RowFunction
 from keras_turbo.data.settings import Settings
 from keras_turbo.data.sources.arrays import ArraySource
+from keras_turbo.data.sources.python_code import PyDatasetSource, RowsSource, is_py_dataset, num_batches
+from keras_turbo.data.sources.python_streams import EndlessPyDataset, GeneratorStream
 from keras_turbo.data.sources.sequences import SequenceSource
 from keras_turbo.data.sources.source import Source
 from keras_turbo.data.sources.streams import (
@@ -57,6 +60,17 @@ def input_of(x: Any, y: Any, sample_weight: Any, settings: Settings) -> Source |
             f"`x` is a {type(x).__name__}, which can be read once only. Give the function that makes it, without "
             "calling it: FastDataset(batches) in place of FastDataset(batches())."
         )
+    if is_py_dataset(x) or callable(x):
+        if y is not None or sample_weight is not None:
+            raise ValueError(
+                "`y` and `sample_weight` can't be given beside a PyDataset or a generator function: what these give is "
+                "(x, y) or (x, y, sample_weight)."
+            )
+        if not is_py_dataset(x):
+            return GeneratorStream(x, settings)
+        return EndlessPyDataset(x, settings) if num_batches(x) is None else PyDatasetSource(x, settings)
+    if isinstance(settings.map_fn, PythonFunction):
+        return RowsSource.of_arrays(x, y, sample_weight, settings)
     if settings.bucket_by_length is not None:
         return SequenceSource(x, y, sample_weight)
     return ArraySource(x, y, sample_weight, memory_maps_stay_on_disk=settings.cache != "memory")
@@ -76,7 +90,12 @@ class Functions:
 
     @classmethod
     def of(cls, settings: Settings) -> Functions:
-        """Those of some settings."""
+        """Those of some settings; a PythonFunction is called by the source, if at all."""
+        if isinstance(settings.map_fn, PythonFunction):
+            raise TypeError(
+                "A PythonFunction as `map_fn` is for arrays. Call it in the PyDataset or generator function itself; "
+                "for files, give it as `load_fn` of from_files."
+            )
         return cls(
             None if settings.map_fn is None else ElementFunction(settings.map_fn, "map_fn"),
             None if settings.augment_fn is None else RandomFunction(settings.augment_fn),
@@ -184,16 +203,18 @@ def make_recipe(
         store: where examples are kept; None to choose it.
         functions: the user's; None for those of the settings.
     """
+    kept: ExampleStore | BatchStore | None
     if like is None:
         functions = functions or Functions.of(settings)
         map_fn, augment_fn = functions.traced(source.elements)
         functions.warn_of_randomness()
         failures = Failures(settings.on_error, len(source), source.name)
-        store = store or choose_store(settings, source, map_fn)
+        chosen = store or choose_store(settings, source, map_fn)
+        kept = chosen if chosen is None or source.most_rows is None else BatchStore(chosen)
         fill_store = None
     else:
         map_fn, augment_fn = like.map_fn, like.augment_fn
-        failures, store, fill_store = like.failures, like.store, like.fill_store
+        failures, kept, fill_store = like.failures, like.store, like.fill_store
     if settings.bucket_by_length is not None:
         check_buckets(source, settings)
         assert isinstance(source, SequenceSource)  # noqa: S101 (as has been checked)
@@ -216,9 +237,9 @@ def make_recipe(
         seed=settings.settled_seed,
         map_fn=map_fn,
         augment_fn=augment_fn,
-        store=store,
+        store=kept,
         failures=failures,
-        workers=min(settings.parallel_calls, source.most_threads or settings.parallel_calls),
+        workers=source.most_threads or settings.parallel_calls,
         counter=counter,
         fill_store=fill_store,
     )
@@ -272,12 +293,14 @@ def choose_store(settings: Settings, source: Source, map_fn: RowFunction | None)
             )
         return None
     elements = source.elements if map_fn is None else map_fn.elements
+    if source.most_rows is not None:
+        elements = stored_elements(elements, source.most_rows)
     obstacle = why_not_storable(elements)
     if obstacle is not None:
         if asked_for:
             raise ValueError(_not_storable_error(settings, obstacle))
         return None
-    random_ops = sorted({*source.random_ops, *([] if map_fn is None else map_fn.random_ops)})
+    random_ops: list[str] = sorted({*source.random_ops, *([] if map_fn is None else map_fn.random_ops)})
     if random_ops:
         kept = f"cache={settings.cache!r} keeps what was drawn first for all epochs. "
         warnings.warn(

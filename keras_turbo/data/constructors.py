@@ -14,10 +14,15 @@ from keras_turbo.data.resuming import ResumableDataset
 from keras_turbo.data.settings import Settings
 from keras_turbo.data.sources.audio import MOST_SAMPLES, AudioOptions, audio_folder_sources
 from keras_turbo.data.sources.class_folders import Subset
+from keras_turbo.data.sources.csv_table import csv_source
 from keras_turbo.data.sources.files import files_source
 from keras_turbo.data.sources.image_folder import image_folder_sources
 from keras_turbo.data.sources.source import Source
 from keras_turbo.data.sources.streams import Stream
+from keras_turbo.data.sources.tables import parquet_source
+from keras_turbo.data.sources.tfrecord import tfrecord_source
+from keras_turbo.data.tables.csv_files import CsvFormat
+from keras_turbo.data.tables.table import Request
 
 if TYPE_CHECKING:
     from typing import Self  # from Python 3.11 on
@@ -263,6 +268,7 @@ class Constructors(ResumableDataset):
         sample_weight: str | None = None,
         compression: Literal["GZIP", "ZLIB", ""] | None = None,
         interleave: int | None = None,
+        max_unpacked_bytes: int | None = None,
         **options: Any,
     ) -> Self:
         """Records of `tf.train.Example`, in any order, checked by their checksums.
@@ -291,6 +297,8 @@ class Constructors(ResumableDataset):
             interleave: without `shuffle`, how many files are read in turn, one record of each, as by
                 `tf.data.Dataset.interleave`. Default: the order in which the records were written, if there is a
                 manifest; else 1, one file after the other.
+            max_unpacked_bytes: a compressed file that unpacks to more is refused by name. Default: 100 times its size,
+                or 256 MB if that is more.
             **options: as those of `FastDataset`; for images of `python -m keras_turbo convert` also those of
                 `from_image_folder` from `image_size` to `random_resized_crop`.
 
@@ -313,6 +321,7 @@ class Constructors(ResumableDataset):
             sample_weight=sample_weight,
             compression=compression,
             interleave=interleave,
+            max_unpacked_bytes=max_unpacked_bytes,
             image_options=image_options,
             settings=settings,
         )
@@ -377,16 +386,8 @@ class Constructors(ResumableDataset):
                 is damaged or values that are missing, unless `on_error="skip"`.
         """
         settings = Settings.of(options, "from_parquet")
-        source, settings = parquet_source(
-            pattern,
-            columns,
-            label=label,
-            sample_weight=sample_weight,
-            dtypes=dtypes,
-            missing=missing,
-            shuffle_row_groups=shuffle_row_groups,
-            settings=settings,
-        )
+        request = Request(columns, label, sample_weight, dtypes, missing)
+        source, settings = parquet_source(pattern, request, shuffle_row_groups, settings)
         return cls._of_source(source, settings, None)
 
     @classmethod
@@ -400,6 +401,7 @@ class Constructors(ResumableDataset):
         delimiter: str = ",",
         column_names: Sequence[str] | None = None,
         encoding: str = "utf-8",
+        max_unpacked_bytes: int | None = None,
         dtypes: Mapping[str, Any] | None = None,
         missing: Literal["raise", "nan"] | float | Mapping[str, Any] = "raise",
         **options: Any,
@@ -425,9 +427,12 @@ class Constructors(ResumableDataset):
             delimiter: what stands between fields, default ",". Fields may be in double quotes, and then have line ends.
             column_names: names of all columns, for files without a header. None (default): the first row has them.
             encoding: of the text, default "utf-8".
-            dtypes: dict of columns and types (bool, integers, floats, "string"). Those of other columns are inferred
-                from the first megabyte of each file: integers, numbers, booleans (true, false), else strings. Dates are
-                strings. Where 9 of 10 cells are numbers, the others are errors.
+            max_unpacked_bytes: a packed file that unpacks to more is refused by name. Default: 64 MB and 100 times its
+                size.
+            dtypes: dict of columns and types (bool, integers, floats, "string"). Those of other columns are those that
+                `pyarrow.csv` infers over the whole file: integers, numbers, booleans (true, false), else strings. So
+                one word among numbers makes strings of all; where the type is given, it is an error that names its row.
+                Dates and times are strings.
             missing: as in `from_parquet`, for cells that are empty, "NA", "null" and their like in columns of numbers
                 and booleans. In columns of strings an empty cell is an empty string, unless `missing` names the column.
             **options: as those of `FastDataset`. Rows are in memory where loading them takes at most half of what is
@@ -443,14 +448,7 @@ class Constructors(ResumableDataset):
                 counted from 0, the first one after the header.
         """
         settings = Settings.of(options, "from_csv")
-        source, settings = csv_source(
-            pattern,
-            columns,
-            label=label,
-            sample_weight=sample_weight,
-            form=CsvFormat(delimiter, column_names, encoding),
-            dtypes=dtypes,
-            missing=missing,
-            settings=settings,
-        )
+        request = Request(columns, label, sample_weight, dtypes, missing)
+        form = CsvFormat(delimiter, column_names, encoding, max_unpacked_bytes)
+        source, settings = csv_source(pattern, request, form, settings)
         return cls._of_source(source, settings, None)

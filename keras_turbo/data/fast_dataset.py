@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import os
 import random
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -28,6 +29,7 @@ from keras_turbo.data.profile import PipelineReport, measure
 from keras_turbo.data.settings import Cache, Settings, is_integer
 from keras_turbo.data.sources.source import Source
 from keras_turbo.data.sources.streams import Stream
+from keras_turbo.data.workers.decoding import on_many_cores
 
 
 class FastDataset(Constructors):
@@ -56,8 +58,8 @@ class FastDataset(Constructors):
             `fit(x, y)`; a `numpy.memmap` is read from disk row by row. Or a `keras.utils.PyDataset`, whose batches
             pass as they are; `map_fn`, `augment_fn`, `shuffle`, `cache` and `shard` are then over batches. Or a
             function without parameters that returns an iterator, such as a generator function; what that gives are
-            examples (batches with `batch_size=None`). It is called in each epoch, and once more when the dataset is
-            built, which looks at two items (of a `PyDataset` also at the last).
+            examples (batches with `batch_size=None`). It must return another iterator at each call. It is called in
+            each epoch, and when the dataset is built, which looks at two items (of a `PyDataset` also at the last).
         y: targets, in the same forms as `x`. Only with arrays; elements of other data hold them.
         sample_weight: weights, of shape `(examples,)`. Needs `y`.
         batch_size: examples a batch, default 32; on several devices or workers that of all together (the global batch),
@@ -77,8 +79,8 @@ class FastDataset(Constructors):
             that seed too.
         cache: where examples are kept after `map_fn`. "auto" (default): memory if they take at most half of what is
             free there (limits of containers included), else disk if they take at most half of what is free there,
-            else nowhere; nowhere for a `tf.data.Dataset` or a `PyDataset`, which may be random. "memory", "disk":
-            there. False: nowhere.
+            else nowhere; nowhere for a `tf.data.Dataset`, a generator or a `PyDataset`, which may be random. "memory",
+            "disk": there; what has no length is read once then, to know it. False: nowhere.
             Arrays without `map_fn` are in memory as they are.
         cache_dir: folder for stores on disk, default `~/.cache/keras_turbo/examples` (`$XDG_CACHE_HOME` counts).
         drop_remainder: whether a last batch that is not full is left out. Default False.
@@ -93,6 +95,11 @@ class FastDataset(Constructors):
             out batches.
         too_long: what becomes of sequences beyond the last length. "raise" (default): an error. "truncate": what is
             beyond it is cut off.
+        element_spec: structure of `tf.TensorSpec`s of what Python code gives: an item of a generator function, a batch
+            of a `PyDataset`, a whole example behind a `PythonFunction`; None in a shape for sizes that differ. By
+            default types and shapes are those of the items that are looked at. Where these are of one shape, other
+            lengths (of the first axis) pass nevertheless if no batch needs one length: of a generator function with
+            `batch_size=None`, or with a `map_fn` that pads.
 
     Raises:
         TypeError, ValueError: an argument that can't be, when the dataset is built.
@@ -122,6 +129,7 @@ class FastDataset(Constructors):
         on_error: Literal["raise", "skip"] = "raise",
         bucket_by_length: Sequence[int] | None = None,
         too_long: Literal["raise", "truncate"] = "raise",
+        element_spec: Any = None,
     ) -> None:
         settings = Settings(
             batch_size=batch_size,
@@ -137,6 +145,7 @@ class FastDataset(Constructors):
             on_error=on_error,
             bucket_by_length=bucket_by_length,
             too_long=too_long,
+            element_spec=element_spec,
         )
         self._assemble(input_of(x, y, sample_weight, settings), settings)
 
@@ -155,13 +164,19 @@ class FastDataset(Constructors):
         like: FastDataset | None = None,
         counter: EpochCounter | None = None,
     ) -> None:
-        self._source = source
+        self._source = source = on_many_cores(source, settings)
         self.class_names = class_names
         self._seed_was_drawn = settings.seed is None if like is None else like._seed_was_drawn
         self.seed = _drawn_seed() if settings.seed is None else int(settings.seed)
         # From here on with the seed in use: a shard of the dataset must have the same order.
         settings = settings.with_seed(self.seed)
         self._settings = settings
+        if settings.element_spec is not None and source.processes is None:
+            raise ValueError(
+                "`element_spec` is for what Python code makes: a PyDataset, a generator function, a PythonFunction. "
+                "What other data is like is known. Leave it out."
+            )
+        settings = source.adapted(settings)
         self._counter = counter or EpochCounter()
         self._epochs: EpochDatasets | None = None
         if not isinstance(source, Stream):
@@ -326,10 +341,10 @@ class FastDataset(Constructors):
         settings = self._settings.with_seed(seed)
         self._assemble(self._source, settings, self.class_names, order, like=self, counter=self._counter)
 
-    def cause_of(self, error: Exception) -> Exception:
+    def take_cause_of(self, error: Exception) -> Exception:
         """What an epoch has raised, where TensorFlow's error is about that; else the error itself."""
-        cause = None if self._epochs is None else self._epochs.error
-        return cause if cause is not None and type(cause).__name__ in str(error) else error
+        sessions = getattr(self._source, "sessions", None) if self._epochs is None else self._epochs.sessions
+        return error if sessions is None else sessions.take_cause_of(error)
 
     # What it knows of its examples.
 
@@ -390,8 +405,15 @@ class FastDataset(Constructors):
 
     @property
     def is_ready(self) -> bool:
-        """Whether no epoch will load an example any more: all are in memory or in the store."""
-        return self._recipe is not None and self._recipe.is_ready
+        """Whether no epoch will load an example any more: all are in memory or in the store.
+
+        Of a store that another process has filled, each example is compared with its checksum when it is first read,
+        and loaded again if it is damaged.
+        """
+        recipe = self._recipe
+        return recipe is not None and (
+            recipe.is_ready or (recipe.store is not None and recipe.store.num_filled == len(recipe.store))
+        )
 
     @property
     def labels(self) -> Any:
@@ -507,7 +529,9 @@ def _iterator_class() -> type:
             try:
                 return super().__next__()
             except tf.errors.OpError as error:
-                raise self._of.cause_of(error) from None
+                # TensorFlow's frames hold the error, which holds them, and so the dataset and its worker processes.
+                traceback.clear_frames(error.__traceback__)
+                raise self._of.take_cause_of(error) from None
 
     return FastIterator
 

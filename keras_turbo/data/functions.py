@@ -21,9 +21,9 @@ SEED_ARGUMENT = "seed"
 class PythonFunction:
     """A `map_fn` or `load_fn` that uses NumPy, Pillow, OpenCV and the like, which TensorFlow can't trace.
 
-    It runs as it is, on numpy arrays, in this process or in worker processes (`workers`). For worker processes it must
-    stand at the top level of a module. It is said and not guessed, since a function of TensorFlow that has a mistake
-    can't be told from one that was never meant for it.
+    It runs as it is, on numpy arrays, in this process or in worker processes (`workers`), wherever it is defined: in a
+    module, a script or a notebook. It is said and not guessed, since a function of TensorFlow that has a mistake can't
+    be told from one that was never meant for it.
 
     Example:
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
+import tensorflow as tf
 
 from keras_turbo.data.engine.buckets import TOO_LONG, check_boundaries
 from keras_turbo.data.engine.failures import ON_ERROR
@@ -45,6 +46,7 @@ class Settings:
     on_error: Literal["raise", "skip"] = "raise"
     bucket_by_length: Sequence[int] | None = None
     too_long: Literal["raise", "truncate"] = "raise"
+    element_spec: Any = None
 
     def __post_init__(self) -> None:
         check_count("batch_size", self.batch_size, "None, for examples one by one (or as they come)")
@@ -83,6 +85,8 @@ class Settings:
                 raise TypeError(
                     f"`{name}` must be a function, a Keras layer or None. Received: {name}={getattr(self, name)!r}."
                 )
+        if self.element_spec is not None:
+            object.__setattr__(self, "element_spec", _checked_spec(self.element_spec))
         if self.bucket_by_length is not None:
             check_boundaries(self.bucket_by_length)
             if self.batch_size is None:
@@ -169,6 +173,20 @@ def _check_workers(workers: Any) -> None:
         raise TypeError(wanted)
     if workers < 0:
         raise ValueError(wanted)
+
+
+def _checked_spec(spec: Any) -> Any:
+    """An `element_spec` with tuples for lists."""
+    if isinstance(spec, dict):
+        return {key: _checked_spec(spec[key]) for key in sorted(spec)}
+    if isinstance(spec, (tuple, list)):
+        return tuple(map(_checked_spec, spec))
+    if not isinstance(spec, tf.TensorSpec) or spec.shape.rank is None:
+        raise TypeError(
+            "`element_spec` must be a tf.TensorSpec, or a dict or tuple of them, with shapes in which None stands "
+            f"for sizes that differ. Received: {spec!r}."
+        )
+    return spec
 
 
 def check_count(name: str, value: Any, none_means: str) -> None:

@@ -12,8 +12,9 @@ from pathlib import Path
 import tensorflow as tf
 
 from keras_turbo import FastDataset
-from keras_turbo.data.sources.image_decoder import image_kind
+from keras_turbo.data.engine.failures import ExampleLoadError
 from keras_turbo.data.sources.class_folders import validation_mask
+from keras_turbo.data.sources.image_decoder import image_kind
 from keras_turbo.data.sources.image_folder import find_images
 from keras_turbo.report import progress_bar
 
@@ -123,7 +124,7 @@ def _reasons_of_failures(paths: list[str]) -> dict[str, str]:
         try:
             for batch in shapes:
                 advance(len(batch))
-        except tf.errors.InvalidArgumentError:
+        except ExampleLoadError:
             if len(shapes.skipped) < len(paths):  # else it says that nothing is left, as the caller does
                 raise
     return {example.path: example.reason for example in shapes.skipped}

@@ -10,10 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import tensorflow as tf
 
-# There is no public name for what `tf.data.experimental.service.distribute` makes of a dataset.
-from tensorflow.python.data.experimental.ops import data_service_ops  # pyright: ignore[reportMissingImports]
-
-from keras_turbo.distribution.agreement import gathered, num_workers
+from keras_turbo.fit.workers import gathered, num_workers
 
 _logger = logging.getLogger(__name__)
 
@@ -218,11 +215,10 @@ def _divided_by_tensorflow(strategy: tf.distribute.Strategy, dataset: tf.data.Da
 
 def _warn_of_data_of_their_own(dataset: tf.data.Dataset, workers: int) -> None:
     """Says so where workers that run the same code need not have the same data."""
-    makes_in_python = draws = is_served = False
+    makes_in_python = draws = False
     for one in _made_of(dataset):
         if isinstance(one, DividesBatches):
             continue  # of which the workers have agreed
-        is_served |= isinstance(one, data_service_ops._DataServiceDatasetV2)
         ops = list(_operations_of(one))
         makes_in_python |= any(op.type in _PYTHON_OPS for op in ops)
         draws |= _shuffles_without_seed(one) or any(_draws_without_seed(op) for op in ops)
@@ -232,13 +228,6 @@ def _warn_of_data_of_their_own(dataset: tf.data.Dataset, workers: int) -> None:
             f"{whole}get the same batches in the same order from the Python code that makes them (a generator, a "
             "PyDataset): seed what is random in it, alike on all workers. Where workers have data of their own, use "
             "strategy.distribute_datasets_from_function.",
-            stacklevel=2,
-        )
-    elif is_served:
-        warnings.warn(
-            f"{whole}get the same batches in the same order, and a tf.data service hands them to whoever asks first: "
-            "some examples would be trained on twice in an epoch and others never. Use "
-            "FastDataset(..., service='grpc://host:port'), of which all workers together have each example once.",
             stacklevel=2,
         )
     elif draws:

@@ -26,6 +26,9 @@ from keras_turbo.distribution import keras_internals
 from keras_turbo.distribution.distributed_data import positions_kept
 from keras_turbo.distribution.seeds import share_random_state
 from keras_turbo.distribution.train_functions import StepFunction, predict_step, settle
+from keras_turbo.fit.first_step import build_by_tracing, trains_as_keras_does
+from keras_turbo.fit.steps import optimizers_of
+from keras_turbo.fit.train_function import replace_makers
 
 _lock = threading.RLock()
 
@@ -63,12 +66,9 @@ def adopt(model: keras.Model) -> None:
     Args:
         model: made under one of `keras_turbo.distribution.strategies`.
     """
-    for name, make in _MAKERS.items():
-        if getattr(type(model), name) is getattr(keras.Model, name):
-            # Past Keras' __setattr__, which would keep account of it as a part of the model.
-            object.__setattr__(model, name, functools.partial(make, model))
-    object.__setattr__(model, "predict_step", functools.partial(_predict_step, model))
-    model.train_function = model.test_function = model.predict_function = None
+    kept = [name for name in _MAKERS if getattr(type(model), name) is getattr(keras.Model, name)]
+    makers = {name: functools.partial(_MAKERS[name], model) for name in kept}
+    replace_makers(model, {**makers, "predict_step": functools.partial(_predict_step, model)})
 
 
 def _make_train_function(model: keras.Model, force: bool = False) -> Any:
@@ -114,7 +114,21 @@ def _symbolic_build(model: keras.Model, iterator: Any = None, data_batch: Any = 
                     "nothing to train or evaluate on. Give it data with at least one batch."
                 ) from None
         data_batch = keras.tree.map_structure(lambda one: local_results(one)[0], batch)
+    own_step = not trains_as_keras_does(model) and data_batch is not None
+    is_called = type(model).call is not keras.Model.call
+    if own_step and not is_called:
+        _build_by_own_step(model, data_batch)
+        # Keras would call it, which nobody can.
+        model.built = True
     keras_internals.private(type(model), "_maybe_symbolic_build")(model, data_batch=data_batch)
+    if own_step and is_called and not all(optimizer.built for optimizer in optimizers_of(model)):
+        _build_by_own_step(model, data_batch)
+
+
+def _build_by_own_step(model: keras.Model, data_batch: Any) -> None:
+    """Variables that a step of the model's own creates can't be created in a loop over replicas."""
+    spec = keras.tree.map_structure(lambda one: tf.TensorSpec([None, *one.shape[1:]], one.dtype), data_batch)
+    build_by_tracing(model, spec)
 
 
 _MAKERS: dict[str, Callable[..., Any]] = {

@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import IO, Any, TextIO
 
-from keras_turbo.devices.nvml import visible_gpus
 from keras_turbo.distribution.cluster import Cluster
 from keras_turbo.distribution.worker_process import Show, WorkerProcess
+from keras_turbo.monitor.nvml import visible_gpus
 
 # As of a process that SIGTERM ends: the code with which AsyncCheckpoint ends a process that was told to go.
 PREEMPTED_EXIT_CODE = 128 + signal.SIGTERM

@@ -10,8 +10,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_turbo.distribution.same_on_all_workers import state_without_metrics
-
 _BUILD_IT_THERE = "Build and compile it inside `with keras_turbo.distribute():` in place of moving it."
 
 
@@ -46,7 +44,7 @@ def copy_of(model: keras.Model) -> keras.Model:
     """
     with _trusting_own_code(), keras.saving.CustomObjectScope(_classes_of(model)):
         copy = _made_again(model)
-    _copy_values(model, state_without_metrics(model), state_without_metrics(copy), "variables")
+    _copy_values(model, _variables_of(model), _variables_of(copy), "variables")
     source: Any = model
     if not source.compiled:
         return copy
@@ -61,6 +59,12 @@ def copy_of(model: keras.Model) -> keras.Model:
         target.optimizer.build(target.trainable_variables)
         _copy_values(model, source.optimizer.variables, target.optimizer.variables, "optimizer's variables")
     return copy
+
+
+def _variables_of(model: Any) -> list[Any]:
+    """Weights and seeds, each once. Metrics begin anew with each epoch."""
+    of_metrics = {id(variable) for variable in model.metrics_variables}
+    return list({id(one): one for one in model.variables if id(one) not in of_metrics}.values())
 
 
 @contextlib.contextmanager

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from keras_turbo.devices.time_limit import answer_within
 from keras_turbo.doctor.findings import Finding
+from keras_turbo.monitor.time_limit import answer_within
 
 TOPIC = "disk"
 

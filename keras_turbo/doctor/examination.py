@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from keras_turbo.devices.gpu_wiring import Driver, read_driver
-from keras_turbo.devices.time_limit import answer_within
 from keras_turbo.doctor import cluster, disk, gpus, network, processor, versions
 from keras_turbo.doctor.findings import Examination, Finding, not_examined
+from keras_turbo.doctor.gpu_wiring import Driver, read_driver
+from keras_turbo.monitor.time_limit import answer_within
 
 T = TypeVar("T")
 

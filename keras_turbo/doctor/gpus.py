@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
-from keras_turbo.devices.gpu_wiring import Driver, PcieLink
-from keras_turbo.devices.gpus import GpuCounters
 from keras_turbo.doctor.findings import Finding
+from keras_turbo.doctor.gpu_wiring import Driver, PcieLink
+from keras_turbo.monitor.counters import GpuCounters
 from keras_turbo.report import listed, quoted
 
 TOPIC = "GPUs"

@@ -220,7 +220,12 @@ def _memory(processor: Processor) -> list[Finding]:
 def _shm(size: int | None, free: int | None, gpu_number: int) -> list[Finding]:
     if size is None or free is None:
         return [
-            Finding(TOPIC, "warning", "There is no /dev/shm: worker processes can't share arrays.", "Mount a tmpfs.")
+            Finding(
+                TOPIC,
+                "warning",
+                "There is no /dev/shm: NCCL needs it, and so do worker processes of Python's multiprocessing.",
+                "Mount a tmpfs.",
+            )
         ]
     figures = {"shm_mb": size / 2**20, "shm_free_mb": free / 2**20}
     if size > _SMALL_SHM_BYTES:
@@ -231,7 +236,7 @@ def _shm(size: int | None, free: int | None, gpu_number: int) -> list[Finding]:
             Finding(
                 TOPIC,
                 "warning",
-                f"{fact} Worker processes and NCCL fail when it is full.",
+                f"{fact} NCCL fails when it is full, and so do worker processes of Python's multiprocessing.",
                 "Remove what programs that were killed left there (ls -l /dev/shm).",
                 figures,
             )
@@ -242,7 +247,7 @@ def _shm(size: int | None, free: int | None, gpu_number: int) -> list[Finding]:
             TOPIC,
             "error" if many else "warning",
             f"/dev/shm has {size / 2**20:.0f} MB: "
-            + ("NCCL fails with it" if many else "too few for worker processes")
+            + ("NCCL fails with it" if many else "too few for worker processes of Python's multiprocessing")
             + ".",
             "docker run --shm-size=8g (or --ipc=host); in Kubernetes mount an emptyDir with medium: Memory there.",
             figures,

@@ -8,8 +8,8 @@ import os
 import platform
 from collections.abc import Mapping
 
-from keras_turbo.devices.gpu_wiring import Driver
 from keras_turbo.doctor.findings import Finding, version_tuple
+from keras_turbo.doctor.gpu_wiring import Driver
 from keras_turbo.report import listed
 
 TOPIC = "versions"
@@ -146,8 +146,8 @@ def _tensorflow_io(versions: Versions) -> list[Finding]:
         Finding(
             TOPIC,
             "warning",
-            f"{fact} does not load on TensorFlow {versions.tensorflow}: s3:// and audio files can't be read by it.",
-            'Where you need them: pip install "tensorflow>=2.17,<2.18" "tensorflow-io==0.37.1".',
+            f"{fact} does not load on TensorFlow {versions.tensorflow}; keras_turbo reads s3:// and sounds without it.",
+            "pip uninstall tensorflow-io; tensorflow-io 0.37.1 is for TensorFlow 2.17 alone.",
         )
     ]
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 from keras_turbo.execution.memory import PeakMemory
 from keras_turbo.execution.race import StepClock, short_reason
 from keras_turbo.execution.sample import RepeatedStack
-from keras_turbo.execution.training_state import TrainingState
+from keras_turbo.fit.training_state import KeptState
 from keras_turbo.machine import free_memory_bytes
 
 # Of what was found to fit: memory is fragmented after some hours, and other programs come and go.
@@ -88,7 +88,7 @@ class BatchSizes:
 
 
 def find_batch_sizes(
-    model: keras.Model, batch: Any, element_spec: Any, state: TrainingState, budget_seconds: float
+    model: keras.Model, batch: Any, element_spec: Any, state: KeptState, budget_seconds: float
 ) -> BatchSizes:
     """Doubles the batch until it does not fit, then bisects; trains a few steps with each size and takes them back.
 
@@ -137,7 +137,7 @@ def find_batch_sizes(
 
 
 class _Trial:
-    def __init__(self, model: keras.Model, batch: Any, element_spec: Any, state: TrainingState) -> None:
+    def __init__(self, model: keras.Model, batch: Any, element_spec: Any, state: KeptState) -> None:
         self._model = model
         self._batch = batch
         self._element_spec = element_spec

@@ -18,6 +18,7 @@ from keras_turbo.execution.full_precision import full_precision
 from keras_turbo.execution.non_finite import non_finite_raises
 from keras_turbo.execution.patching import replaced_method
 from keras_turbo.execution.random_states import seeded
+from keras_turbo.fit.train_function import functions_set_aside
 
 
 def debug_mode(*, seed: int | None = 0, check_numerics: bool = True) -> DebugMode:
@@ -184,20 +185,13 @@ def _one_eager_step_at_a_time(original: Callable[..., Any], model: keras.Model, 
     if model.run_eagerly and model.steps_per_execution == 1:  # as inside fit, which evaluates
         return original(model, *args, **kwargs)
     settings = {name: getattr(model, name) for name in ("run_eagerly", "steps_per_execution")}
-    functions = {name: getattr(model, name) for name in ("train_function", "test_function", "predict_function")}
-    optimizer = model.optimizer if model.compiled else None
     model.run_eagerly, model.steps_per_execution = True, 1
-    for name in functions:
-        setattr(model, name, None)
     try:
-        return original(model, *args, **kwargs)
+        with functions_set_aside(model):
+            return original(model, *args, **kwargs)
     finally:
         for name, value in settings.items():
             setattr(model, name, value)
-        # A callback may have compiled the model, and functions hold the optimizer that they were traced with.
-        is_same = optimizer is (model.optimizer if model.compiled else None)
-        for name, function in functions.items():
-            setattr(model, name, function if is_same else None)
 
 
 def _checked_seed(seed: Any) -> int:

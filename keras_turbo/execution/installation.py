@@ -11,7 +11,7 @@ import contextlib
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -24,13 +24,9 @@ from keras_turbo.execution.programs import GraphLoop, Steps, XlaLoop
 from keras_turbo.execution.retracing import RetraceWatch, warn_if_eager
 from keras_turbo.execution.setting import ExecutionSetting
 from keras_turbo.execution.stacks import StackingDataset, why_not_stackable
+from keras_turbo.fit.train_function import MAKERS, forget_functions, replace_makers, restore_makers
 
 _ATTRIBUTE = "_keras_turbo_installation"
-_MAKERS = {
-    "train_function": "make_train_function",
-    "test_function": "make_test_function",
-    "predict_function": "make_predict_function",
-}
 
 
 def apply_setting(model: keras.Model, setting: ExecutionSetting) -> None:
@@ -93,7 +89,7 @@ def why_not_settable(model: keras.Model) -> str | None:
         return "all functions run eagerly; call tf.config.run_functions_eagerly(False) first"
     if tf.distribute.has_strategy() or model.distribute_strategy is not tf.distribute.get_strategy():
         return f"it is under {type(model.distribute_strategy).__name__}, where steps run one at a time"
-    for name in _MAKERS.values():
+    for name in MAKERS.values():
         replaced = name in vars(model) and _ATTRIBUTE not in vars(model)
         if replaced or getattr(type(model), name) is not getattr(keras.Model, name):
             return f"it has a {name} of its own"
@@ -134,15 +130,13 @@ class Installation:
         model.steps_per_execution = setting.steps_per_execution
         if setting.loop == "graph":
             model.jit_compile = setting.jit_compile
-        self._forget_functions()
+        replace_makers(model, {make: functools.partial(self._make, name) for name, make in MAKERS.items()})
         for attribute, function in self._functions.items():
             setattr(model, attribute, function)
         self._replace("compile", self._compile)
         for name in ("fit", "evaluate"):
             self._replace(name, self._counting(name))
         self._replace("predict", self._predict())
-        for attribute, maker in _MAKERS.items():
-            self._replace(maker, functools.partial(self._make, attribute))
 
     def remove(self) -> None:
         """Takes it out; the model is again as `compile` set it up."""
@@ -151,11 +145,7 @@ class Installation:
             model.__dict__.pop(name, None)
         self._replaced.clear()
         model.steps_per_execution, model.jit_compile = self._before
-        self._forget_functions()
-
-    def _forget_functions(self, attributes: Iterable[str] = tuple(_MAKERS)) -> None:
-        for attribute in attributes:
-            setattr(self._model, attribute, None)
+        restore_makers(model)
 
     def _replace(self, name: str, function: Callable) -> None:
         object.__setattr__(self._model, name, function)
@@ -176,7 +166,7 @@ class Installation:
 
     def _make(self, attribute: str, force: bool = False) -> Any:
         """As Keras' `make_train_function` and its like: sets `train_function` and its like."""
-        model, maker = self._model, _MAKERS[attribute]
+        model, maker = self._model, MAKERS[attribute]
         if self._is_eager():
             return getattr(type(model), maker)(model, force=True)
         # None is how Keras, and whoever changes a model, says that a function is out of date.
@@ -271,11 +261,11 @@ class Installation:
             # Keras takes full executions, and would predict more than was asked for. What it makes for one step an
             # execution looks at the first batch of a list alone, so that nothing is kept from here to the next call.
             with self._steps_per_execution(_largest_divisor(steps, most)):
-                self._forget_functions(("predict_function",))
+                forget_functions(self._model, ("predict_function",))
                 try:
                     return original(self._model, *args, **kwargs)
                 finally:
-                    self._forget_functions(("predict_function",))
+                    forget_functions(self._model, ("predict_function",))
 
         return method
 

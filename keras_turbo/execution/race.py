@@ -16,7 +16,7 @@ from keras_turbo.execution.installation import Installation, remove_setting
 from keras_turbo.execution.memory import PeakMemory
 from keras_turbo.execution.sample import Sample
 from keras_turbo.execution.setting import ExecutionSetting
-from keras_turbo.execution.training_state import TrainingState
+from keras_turbo.fit.training_state import KeptState
 
 # After a first turn, what is so much slower than the best gets no more turns.
 _HOPELESS = 1.5
@@ -58,7 +58,7 @@ class Race:
         state: what is put back after each run.
     """
 
-    def __init__(self, model: keras.Model, sample: Sample, state: TrainingState) -> None:
+    def __init__(self, model: keras.Model, sample: Sample, state: KeptState) -> None:
         self._model = model
         self._sample = sample
         self._state = state

@@ -76,7 +76,7 @@ class StackingDataset(tf.data.Dataset):
         super().__init__(tf.data.experimental.to_variant(dataset))  # pyright: ignore[reportCallIssue]
 
     @property
-    def dataset(self) -> tf.data.Dataset:
+    def unstacked(self) -> tf.data.Dataset:
         """The dataset of batches."""
         return self._dataset
 

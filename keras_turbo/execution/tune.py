@@ -20,8 +20,8 @@ from keras_turbo.execution.results_file import ResultsFile, result_key
 from keras_turbo.execution.retracing import warn_if_eager
 from keras_turbo.execution.sample import Sample
 from keras_turbo.execution.setting import ExecutionSetting
-from keras_turbo.execution.training_state import TrainingState
 from keras_turbo.execution.tune_report import CandidateFigures, TuneReport
+from keras_turbo.fit.training_state import KeptState
 from keras_turbo.report import progress_bar
 
 Objective = Literal["throughput", "memory"]
@@ -107,7 +107,7 @@ def tune(
     every_batch = needs_every_batch(callbacks)
     # Creates all variables that training needs, as the first step of `fit` would, without a step.
     variables = Steps(model, model.train_step, lambda batch: None).variables(sample.element_spec)
-    state = TrainingState(model, variables)
+    state = KeptState(model, variables)
     file, key = None, ""
     if results_file is not None:
         file = ResultsFile(results_file)
@@ -170,7 +170,7 @@ def _not_measured(reason: str) -> TuneReport:
 def _measured(
     model: keras.Model,
     sample: Sample,
-    state: TrainingState,
+    state: KeptState,
     budget_seconds: float,
     objective: Objective,
     allow: tuple[Kind, ...],

@@ -133,9 +133,16 @@ def _listed(folder: str, *, tells_folders: bool) -> list[tuple[str, bool]]:
 
 
 def find(pattern: str) -> list[str]:
-    """The files that a glob pattern matches, sorted; `**` crosses folders, hidden names must be named."""
+    """The files that a glob pattern matches, sorted; `**` crosses folders, hidden names must be named.
+
+    Raises an `OSError` where a pipe or the like matches: it has no end to read to.
+    """
     if not is_remote(pattern):
-        return sorted(path for path in glob.glob(pattern, recursive=True) if os.path.isfile(path))
+        kinds = [(path, kind_of(path)) for path in sorted(glob.glob(pattern, recursive=True))]
+        for path, kind in kinds:
+            if kind not in ("file", "folder", None):
+                raise OSError(errno.EINVAL, f"It is a {kind}, and no file. Leave it out of the pattern", path)
+        return [path for path, kind in kinds if kind == "file"]
     # fsspec's glob leaves out folders that it can't list, and looks into all there are.
     root, parts = "/".join(pattern.split("/")[:3]), pattern.split("/")[3:]
     return [] if glob.has_magic(root) or not parts else sorted(set(_matches(root, parts)))
@@ -261,13 +268,13 @@ def put_in_place(scratch: str, path: str, *, syncs: bool = True) -> None:
         os.unlink(scratch)
         return
     if syncs:
-        _sync(scratch)
+        sync(scratch)
     retried(lambda: os.replace(scratch, path))
     if syncs:
-        _sync(os.path.dirname(path) or ".")
+        sync(os.path.dirname(path) or ".")
 
 
-def _sync(path: str) -> None:
+def sync(path: str) -> None:
     """Sees to it that a file's bytes, or the names in a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -293,18 +300,28 @@ def writing_folder(path: str) -> Iterator[str]:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def remove_abandoned(folder: str) -> None:
-    """Removes what processes that were killed have begun to write in a folder of this machine."""
+def remove_abandoned(folder: str, *, after_seconds: float = _ABANDONED_AFTER_SECONDS) -> None:
+    """Removes what processes that were killed have begun to write in a folder of this machine.
+
+    Args:
+        folder: the folder.
+        after_seconds: since when it has not been written to; 0 where nobody else can be writing there.
+    """
     for path in glob.glob(os.path.join(glob.escape(folder), f"{_UNFINISHED}*")):
         with contextlib.suppress(OSError):
-            if time.time() - os.stat(path).st_mtime > _ABANDONED_AFTER_SECONDS:
+            if time.time() - os.stat(path).st_mtime > after_seconds:
                 shutil.rmtree(path) if os.path.isdir(path) else os.unlink(path)
 
 
 def make_folder(path: str) -> None:
     """Makes a folder and those above it, where they are missing."""
     if not is_remote(path):
-        retried(lambda: os.makedirs(path, exist_ok=True))
+        try:
+            retried(lambda: os.makedirs(path, exist_ok=True))
+        except FileExistsError:
+            # Python takes a folder for a file where a server does not tell what it is, for a moment.
+            if not is_folder(path):
+                raise
         return
     from keras_turbo.files.remote import make_remote_folder
 

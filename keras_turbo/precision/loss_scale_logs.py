@@ -6,7 +6,8 @@ from typing import Any
 
 import keras
 
-from keras_turbo.precision.loss_scaling import MANY_SKIPPED_IN_A_ROW, SafeLossScaleOptimizer, number, warn_of_scaling
+from keras_turbo.fit.steps import number
+from keras_turbo.precision.loss_scaling import MANY_SKIPPED_IN_A_ROW, SafeLossScaleOptimizer, warn_of_scaling
 
 
 class LossScaleLogs(keras.callbacks.Callback):

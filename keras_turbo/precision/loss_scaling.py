@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 from keras import ops
 
+from keras_turbo.fit.steps import number
 from keras_turbo.precision.replica_updates import accumulate_gradients, inner_that, with_accumulated
 from keras_turbo.precision.warn_once import warn_once
 
@@ -222,7 +222,9 @@ class SafeLossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         Args:
             var_list: the model's trainable variables.
         """
-        super().finalize_variable_values(var_list)
+        # Averaged weights are zeros until the first step, of which loss scaling may have left out all.
+        if not self.built or number(self.inner_optimizer.iterations) > 0:
+            super().finalize_variable_values(var_list)
         if self.built:
             warn_of_scaling(self, number(self._longest_skipped), MANY_SKIPPED_IN_A_ROW)
 
@@ -303,22 +305,6 @@ class SafeLossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         self._skipped_steps.assign_add(1)
         self._skipped_in_a_row.assign_add(1)
         self._longest_skipped.assign(ops.maximum(self._longest_skipped, self._skipped_in_a_row))
-
-
-def number(variable: Any) -> Any:
-    """The value of a scalar variable or tensor, also of one that is on several replicas.
-
-    Args:
-        variable: of Keras or TensorFlow.
-
-    Returns:
-        A Python number.
-    """
-    value: Any = ops.convert_to_tensor(variable)
-    if keras.config.backend() == "tensorflow":
-        # Read first: NumPy 2 warns of a variable that is to become an array by itself.
-        value = tf.convert_to_tensor(value)
-    return np.asarray(ops.convert_to_numpy(value)).item()
 
 
 def warn_of_scaling(optimizer: SafeLossScaleOptimizer, skipped_in_a_row: int, many: int) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_turbo.fit.train_function import forget_functions
 from keras_turbo.precision.check import check_precision
 from keras_turbo.precision.loss_scaling import SafeLossScaleOptimizer
 from keras_turbo.precision.warn_once import warn_once
@@ -35,7 +36,7 @@ def _set_optimizer(model: keras.Model, optimizer: SafeLossScaleOptimizer) -> Non
     settings = getattr(model, "_compile_config", None)
     if settings is not None and "optimizer" in settings.config:
         settings.config["optimizer"] = optimizer
-    model.train_function = None
+    forget_functions(model, ("train_function",))
 
 
 def _switch_off_what_replicas_cannot(model: keras.Model) -> None:
@@ -43,7 +44,7 @@ def _switch_off_what_replicas_cannot(model: keras.Model) -> None:
     versions = f"TensorFlow {tf.__version__} with Keras {keras.__version__}"
     if model.jit_compile:
         model.jit_compile = False
-        model.train_function = model.test_function = model.predict_function = None
+        forget_functions(model)
         warn_once(
             model,
             "jit over replicas",
@@ -53,7 +54,7 @@ def _switch_off_what_replicas_cannot(model: keras.Model) -> None:
         )
     if model.steps_per_execution > 1 and _makes_keras_own_loop(model):
         model.steps_per_execution = 1
-        model.train_function = model.test_function = model.predict_function = None
+        forget_functions(model)
         warn_once(
             model,
             "steps over replicas",

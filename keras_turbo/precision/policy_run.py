@@ -12,6 +12,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_turbo.fit.train_function import functions_set_aside
+from keras_turbo.fit.training_state import KeptValues
 from keras_turbo.layers import MixedPrecisionSafeHead
 from keras_turbo.precision.float32_operation import Float32Operation
 from keras_turbo.precision.fragile_layers import half_layers
@@ -70,9 +72,7 @@ def unchanged(model: keras.Model) -> Iterator[Callable[[], None]]:
     layers = [model, *all_layers(model)]
     policies = [layer.dtype_policy for layer in layers]
     seeds = [one.state for layer in layers for one in layer._seed_generators]
-    variables = list({id(one): one for one in [*model.non_trainable_variables, *seeds]}.values())
-    values = [one.numpy() for one in variables]
-    functions = model.train_function, model.test_function, model.predict_function
+    kept = KeptValues([*model.non_trainable_variables, *seeds])
     rates = [
         (layer, name, layer.__dict__[name])
         for layer in layers
@@ -80,23 +80,19 @@ def unchanged(model: keras.Model) -> Iterator[Callable[[], None]]:
         if isinstance(layer.__dict__.get(name), float) and layer._seed_generators
     ]
 
-    def put_back() -> None:
-        for variable, value in zip(variables, values, strict=True):
-            variable.assign(value)
-
     for layer, name, _ in rates:
         setattr(layer, name, 0.0)
     try:
-        yield put_back
+        with functions_set_aside(model):
+            yield kept.restore
     finally:
         for layer, name, value in rates:
             setattr(layer, name, value)
-        put_back()
+        kept.restore()
         for layer, policy in zip(layers, policies, strict=True):
             _set(layer, policy)
         for metric in model.metrics:
             metric.reset_state()
-        model.train_function, model.test_function, model.predict_function = functions
 
 
 def set_policy(model: keras.Model, layers: list[Any], policy: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 
+from keras_turbo.fit.train_function import forget_functions
 from keras_turbo.precision.float32_operation import put_in_float32, refresh_symbolic_dtypes
 from keras_turbo.precision.fragile_layers import half_layers, is_half, why_fragile
 from keras_turbo.precision.layer_calls import (
@@ -151,7 +152,7 @@ def _find_and_change(model: keras.Model, change: bool) -> Iterator[Change]:
             _put_layer_in_float32(model, layer)
         for graph in reversed(all_graphs(model)):
             refresh_symbolic_dtypes(graph)
-        model.train_function = model.test_function = model.predict_function = None
+        forget_functions(model)
         _warn_of_half_outputs(model)
     yield from (one for _, one in found)
 
@@ -222,7 +223,7 @@ def _keep_inputs_unrounded(model: keras.Model) -> None:
     if not is_half(model) or not model.autocast:
         return
     model.autocast = False
-    model.train_function = model.test_function = model.predict_function = None
+    forget_functions(model)
     try:
         trace(model)
         trace(model, training=True)

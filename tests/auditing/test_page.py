@@ -17,8 +17,8 @@ from keras_turbo.auditing.parts import StepParts
 from keras_turbo.auditing.remedies.remedy import Remedy, does_not_apply
 from keras_turbo.auditing.report import AuditReport
 from keras_turbo.auditing.utilization import BASELINE, Phase, Utilization
-from keras_turbo.callbacks.verdict import judge
 from keras_turbo.data.profile import PipelineReport, StageFigures
+from keras_turbo.monitor.verdict import judge
 from tests.auditing.browser import run_browser
 
 HOSTILE = "<script>document.title='taken'</script>"

@@ -8,7 +8,7 @@ import pytest
 
 from keras_turbo.auditing import utilization
 from keras_turbo.auditing.utilization import BASELINE, Recorder
-from tests.callbacks.samples import FakeSubscription, counters, sample, subscribing
+from tests.monitor.samples import FakeSubscription, counters, sample, subscribing
 
 
 def recorded(monkeypatch, *samples):

@@ -7,8 +7,8 @@ import json, os, random, signal, sys, time, warnings
 from pathlib import Path
 from keras_turbo.checkpoint import latest, verify
 from keras_turbo.checkpoint.directory import claim, delete_checkpoint, sweep
-from keras_turbo.checkpoint.lock import DirectoryInUseError, DirectoryLock
-from keras_turbo.checkpoint.restoring import read_checkpoint
+from keras_turbo.checkpoint.directory import DirectoryInUseError, DirectoryLock
+from keras_turbo.checkpoint.reading import read_checkpoint
 from tests.checkpoint.saved import EXTRA, Watch, assert_equal_arrays, make_arrays, make_state, save
 
 warnings.simplefilter("error")

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_turbo.checkpoint.model_state import ModelState, collect_state, is_variable
+from keras_turbo.fit.training_state import ModelState, find_state, is_variable
 from keras_turbo.precision.loss_scaling import SafeLossScaleOptimizer
 
 FEATURES, CLASSES, STEPS = 8, 3, 4
@@ -167,7 +167,7 @@ def arrays(values: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 
 def state_arrays(model: keras.Model) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    state: ModelState = collect_state(model)
+    state: ModelState = find_state(model)
     return arrays(state.weights), arrays(state.extra)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from keras_turbo.checkpoint.commit import write_checkpoint
-from keras_turbo.checkpoint.training_state import TrainingState
+from keras_turbo.checkpoint.layout import TrainingState
+from keras_turbo.checkpoint.writing import write_checkpoint
 
 VERSIONS = {"keras": "3", "tensorflow": "2", "keras_turbo": "0", "python": "3"}
 

@@ -14,8 +14,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from keras_turbo.checkpoint.commit import write_checkpoint
-from keras_turbo.checkpoint.training_state import TrainingState
+from keras_turbo.checkpoint.layout import TrainingState
+from keras_turbo.checkpoint.writing import write_checkpoint
 from tests.checkpoint.saved import assert_equal_arrays, flip_bit, make_arrays, make_state
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "checkpoint_format.md"

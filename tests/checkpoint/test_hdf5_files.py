@@ -7,9 +7,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from keras_turbo.checkpoint.hdf5_layout import hdf5_layout
-from keras_turbo.checkpoint.hdf5_reader import read_arrays
-from keras_turbo.checkpoint.local_files import CHUNK_BYTES, LocalFiles
+from keras_turbo.checkpoint.hdf5 import hdf5_layout, read_arrays
+from keras_turbo.checkpoint.location import CHUNK_BYTES, LocalFiles
 from tests.checkpoint.saved import Watch, assert_equal_arrays
 
 

@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 
 from keras_turbo.checkpoint import latest, verify
-from keras_turbo.checkpoint.local_files import LocalFiles
-from keras_turbo.checkpoint.location import locate
-from keras_turbo.checkpoint.lock import DirectoryLock
-from keras_turbo.checkpoint.remote_files import RemoteFiles
+from keras_turbo.checkpoint.directory import DirectoryLock
+from keras_turbo.checkpoint.location import LocalFiles, RemoteFiles, locate
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,16 @@ import errno
 import fcntl
 import gc
 import os
+import shutil
+import subprocess
+import sys
+import textwrap
+import threading
+import time
 
 import pytest
 
-from keras_turbo.checkpoint.directory import claim
-from keras_turbo.checkpoint.lock import DirectoryInUseError, DirectoryLock
+from keras_turbo.checkpoint.directory import DirectoryInUseError, DirectoryLock, claim
 from tests.checkpoint.forked import forking
 from tests.checkpoint.saved import save
 
@@ -28,7 +33,7 @@ def test_a_lock_that_is_dropped_is_given_back(tmp_path):
     files = len(os.listdir("/proc/self/fd"))
     del lock
     gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == files - 1
+    assert len(os.listdir("/proc/self/fd")) == files - 2
     with claim(tmp_path):
         pass
 
@@ -48,7 +53,7 @@ def test_a_file_system_without_locks_warns(tmp_path, monkeypatch):
     def no_locks(*arguments):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(fcntl, "lockf", no_locks)
+    monkeypatch.setattr(fcntl, "flock", no_locks)
     with pytest.warns(UserWarning, match="file system without locks"), DirectoryLock(tmp_path):
         pass
 
@@ -116,3 +121,91 @@ print("done")
 
 def test_two_processes(tmp_path, run_python):
     assert run_python(forking(PROCESSES), tmp_path) == "done\n"
+
+
+# What takes a lock away that goes by names alone.
+
+
+def is_held(directory):
+    """Whether another process is refused."""
+    code = f"""
+        import sys
+        from keras_turbo.checkpoint.directory import DirectoryInUseError, claim
+        try:
+            claim({str(directory)!r})
+        except DirectoryInUseError:
+            sys.exit(7)
+    """
+    return subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=False, timeout=120).returncode == 7
+
+
+def test_a_copy_of_the_directory_does_not_take_the_lock_along(tmp_path):
+    with claim(tmp_path / "run"):
+        save(tmp_path / "run", 1)
+        shutil.copytree(tmp_path / "run", tmp_path / "copy")
+        (tmp_path / "run" / ".lock").read_bytes()
+        assert is_held(tmp_path / "run")
+        # The copy is another directory.
+        with claim(tmp_path / "copy"):
+            pass
+
+
+def test_by_a_link_and_in_threads_it_is_one_directory(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "link").symlink_to("run")
+    results = []
+
+    def work(name):
+        try:
+            with claim(tmp_path / name):
+                time.sleep(0.3)
+                results.append(name)
+        except DirectoryInUseError:
+            results.append("refused")
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in ("run", "link", "run", "link")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 4
+    assert results.count("refused") == 3
+
+
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_a_directory_that_was_removed_is_said_to_be(tmp_path, comes_back):
+    directory = tmp_path / "run"
+    with claim(directory) as lock:
+        lock.check()
+        shutil.rmtree(directory)
+        if comes_back:
+            directory.mkdir()
+        with pytest.raises(OSError, match="removed while the run was going on") as raised:
+            lock.check()
+        assert raised.value.filename == str(directory)
+
+
+def test_a_lock_whose_file_was_removed_is_taken_again(tmp_path):
+    with claim(tmp_path) as lock:
+        (tmp_path / ".lock").unlink()
+        lock.check()
+        assert (tmp_path / ".lock").exists()
+        assert is_held(tmp_path)
+
+
+def test_a_link_in_place_of_the_lock_is_not_followed(tmp_path):
+    (tmp_path / "thesis.txt").write_text("precious")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".lock").symlink_to(tmp_path / "thesis.txt")
+    with pytest.raises(OSError, match=r"\.lock"):
+        claim(tmp_path / "run")
+    assert (tmp_path / "thesis.txt").read_text() == "precious"
+
+
+def test_a_full_disk_leaves_the_lock(tmp_path, monkeypatch):
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with claim(tmp_path):
+        assert is_held(tmp_path)

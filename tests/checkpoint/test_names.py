@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from keras_turbo.checkpoint.names import NameTemplate, check_name, step_in
+from keras_turbo.checkpoint.layout import check_name, step_in
+from keras_turbo.checkpoint.options import NameTemplate
 
 VALUES = {"epoch": 2, "step": 7, "batches": 9, "val_loss": 0.5, "val/acc": 0.25}
 

@@ -15,9 +15,8 @@ import pytest
 import tensorflow as tf
 
 from keras_turbo.checkpoint import latest, verify
-from keras_turbo.checkpoint.directory import claim, delete_checkpoint
-from keras_turbo.checkpoint.lock import DirectoryInUseError, DirectoryLock
-from keras_turbo.checkpoint.restoring import read_checkpoint
+from keras_turbo.checkpoint.directory import DirectoryInUseError, DirectoryLock, claim, delete_checkpoint
+from keras_turbo.checkpoint.reading import read_checkpoint
 from keras_turbo.files import attempts
 from tests.checkpoint.forked import forking
 from tests.checkpoint.saved import EXTRA, Watch, assert_equal_arrays, make_arrays, save
@@ -204,7 +203,7 @@ assert_equal_arrays(read_checkpoint(latest(f"{bucket}/workers"))[0], make_arrays
 # What tensorflow-io brings, stock Keras reads from there, too.
 import keras
 model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
-from keras_turbo.checkpoint.commit import write_checkpoint
+from keras_turbo.checkpoint.writing import write_checkpoint
 import numpy as np
 arrays = {"layers/dense/vars/0": np.ones((3, 2), np.float32), "layers/dense/vars/1": np.ones(2, np.float32)}
 folder = write_checkpoint(Path(f"{bucket}/keras"), "step-1", arrays, EXTRA, make_state(1))

@@ -9,18 +9,18 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from keras_turbo.checkpoint import latest, sharing, verify
-from keras_turbo.checkpoint.file_plan import plan_files
-from keras_turbo.checkpoint.names import EXTRA as EXTRA_FILE
-from keras_turbo.checkpoint.restoring import read_checkpoint
+from keras_turbo.checkpoint import latest, verify, writing
+from keras_turbo.checkpoint.commit import plan_files
+from keras_turbo.checkpoint.layout import EXTRA as EXTRA_FILE
+from keras_turbo.checkpoint.reading import read_checkpoint
 from tests.checkpoint.forked import forking
 from tests.checkpoint.saved import EXTRA, Watch, assert_equal_arrays, make_arrays, make_state, save
 
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch):
-    monkeypatch.setattr(sharing, "_LONGEST_WAIT_SECONDS", 0.02)
-    monkeypatch.setattr(sharing, "_GONE_SECONDS", 0.3)
+    monkeypatch.setattr(writing, "_LONGEST_WAIT_SECONDS", 0.02)
+    monkeypatch.setattr(writing, "_GONE_SECONDS", 0.3)
 
 
 def save_together(directory, number, step=5, *, states=None, limits=None, timeout_seconds=20.0, only=None):
@@ -84,7 +84,7 @@ def test_only_the_own_share_is_looked_at(tmp_path):
         hidden = {path: np.broadcast_to(np.float32(0).astype(a.dtype), a.shape) for path, a in weights.items()}
         return {path: weights[path] if owners[path] == index else hidden[path] for path in weights}
 
-    from keras_turbo.checkpoint.commit import write_checkpoint
+    from keras_turbo.checkpoint.writing import write_checkpoint
 
     def work(index):
         return write_checkpoint(tmp_path, "x", partial(index), EXTRA, make_state(5), shard=(2, index))

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from keras_turbo.checkpoint import restore, verify
-from keras_turbo.checkpoint.commit import write_checkpoint
-from keras_turbo.checkpoint.keras_layout import saved_names
-from keras_turbo.checkpoint.model_state import collect_state
+from keras_turbo.checkpoint.writing import write_checkpoint
+from keras_turbo.fit.training_state import find_state
 from tests.checkpoint.saved import assert_equal_arrays, make_state
 
 
@@ -46,14 +45,14 @@ def trained():
 
 
 def write(directory, model, **options):
-    state = collect_state(model)
+    state = find_state(model)
     return write_checkpoint(
         directory,
         "step-00000002",
         arrays_of(state.weights),
         arrays_of(state.extra),
         make_state(2),
-        layer_names=saved_names(model),
+        layer_names=find_state(model).names,
         **options,
     )
 
@@ -78,11 +77,11 @@ def tree(path):
 )
 def test_stock_load_weights_gives_weights_and_optimizer(tmp_path, trained, max_shard_mb, name):
     folder = write(tmp_path, trained, max_shard_mb=max_shard_mb)
-    expected = arrays_of(collect_state(trained).weights)
+    expected = arrays_of(find_state(trained).weights)
     assert {array.dtype.name for array in expected.values()} >= {"float32", "bfloat16", "float16"}
     model = make_model(seed=1)
     model.load_weights(folder / name)
-    assert_equal_arrays(arrays_of(collect_state(model).weights), expected)
+    assert_equal_arrays(arrays_of(find_state(model).weights), expected)
     # Keras 3.12 opens shards for writing, even to read them.
     assert verify(tmp_path)[0].ok
 
@@ -111,7 +110,7 @@ def test_restore_gives_what_the_file_of_keras_leaves_out_too(tmp_path, trained):
     model = make_model(seed=1)
     state = restore(model, tmp_path)
     assert state.optimizer_step == 2
-    expected, found = collect_state(trained), collect_state(model)
+    expected, found = find_state(trained), find_state(model)
     assert_equal_arrays(arrays_of(found.weights), arrays_of(expected.weights))
     seeds = [path for path in expected.extra if "dropout" in path]
     assert seeds
@@ -121,7 +120,7 @@ def test_restore_gives_what_the_file_of_keras_leaves_out_too(tmp_path, trained):
 
 
 def test_arrays_of_other_callbacks_are_not_the_models(tmp_path, trained):
-    state = collect_state(trained)
+    state = find_state(trained)
     extra = {**arrays_of(state.extra), "callbacks/EarlyStopping/best_weights/0": np.zeros(3)}
     write_checkpoint(tmp_path, "x", arrays_of(state.weights), extra, make_state(2))
     restore(make_model(seed=1), tmp_path)
@@ -131,8 +130,8 @@ def test_a_changed_model_is_refused(tmp_path, trained):
     write(tmp_path, trained)
     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3)])
     model.compile("adam", "mse")
-    before = arrays_of(collect_state(model).weights)
+    before = arrays_of(find_state(model).weights)
     with pytest.raises(ValueError, match="layers/dense/vars/0"):
         restore(model, tmp_path / "step-00000002")
-    found = arrays_of(collect_state(model).weights)
+    found = arrays_of(find_state(model).weights)
     assert_equal_arrays({path: found[path] for path in before}, before)

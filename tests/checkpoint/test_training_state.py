@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import keras_turbo
-from keras_turbo.checkpoint.training_state import FileRecord, TrainingState
+from keras_turbo.checkpoint.layout import FileRecord, TrainingState
 from tests.checkpoint.saved import make_state
 
 

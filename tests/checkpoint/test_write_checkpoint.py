@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from keras_turbo.checkpoint import latest, verify
-from keras_turbo.checkpoint.commit import write_checkpoint
 from keras_turbo.checkpoint.directory import claim, delete_checkpoint, sweep
-from keras_turbo.checkpoint.hdf5_layout import hdf5_layout
-from keras_turbo.checkpoint.local_files import LocalFiles
-from keras_turbo.checkpoint.restoring import read_checkpoint
+from keras_turbo.checkpoint.hdf5 import hdf5_layout
+from keras_turbo.checkpoint.location import LocalFiles
+from keras_turbo.checkpoint.reading import read_checkpoint
+from keras_turbo.checkpoint.writing import write_checkpoint
 from keras_turbo.files import attempts
 from tests.checkpoint.saved import EXTRA, Watch, assert_equal_arrays, make_arrays, make_state, save
 

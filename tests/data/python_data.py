@@ -167,6 +167,15 @@ def batches():
         yield np.full((number + 1, 2), number, np.float64)
 
 
+LENGTHS = (3, 3, 1, 0, 5, 2)
+
+
+def sequences():
+    """Of which the first two have one length by chance."""
+    for number, length in enumerate(LENGTHS):
+        yield np.full(length, number, np.float64), number
+
+
 def pictures():
     for number in range(5):
         yield np.zeros((number + 1, number + 2, 3), np.uint8)

@@ -84,8 +84,8 @@ for cache in ("auto", False):
     noise_seen = np.concatenate([batch["noise"] for batch in batches])
     np.testing.assert_array_equal(noise_seen, rows["noise"].to_numpy()[numbers_seen].astype(np.float32))
     np.testing.assert_array_equal(np.sort(numbers_seen), np.arange(60_000))
-for fits in (True, False):
-    csv_table.fits_in_memory = lambda num_bytes, fits=fits: fits
+for free in (1 << 40, 0):
+    csv_table.free_memory_bytes = lambda free=free: free
     table = FastDataset.from_csv("s3://bucket/täbles/*.csv", "text", label="größe", batch_size=60_000)
     ((texts, numbers_seen),) = table.as_numpy_iterator()
     np.testing.assert_array_equal(numbers_seen, np.arange(60_000))

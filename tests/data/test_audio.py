@@ -226,7 +226,7 @@ class TestPacked:
     @pytest.mark.parametrize("share", [0.02, 0.5, 0.95])
     def test_cut(self, kind, share):
         data = packed(kind)
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match=r"\w"):
             decode(data[: int(len(data) * share)])
 
     @pytest.mark.timeout(60)

@@ -17,6 +17,7 @@ import tensorflow as tf
 from keras_turbo import FastDataset
 from keras_turbo.cli import main
 from keras_turbo.data.convert import ConversionError, convert_images, write_tfrecords
+from keras_turbo.data.engine.failures import ExampleLoadError
 from tests.data.epochs import batches_of
 from tests.data.noise_images import write_image, write_images
 from tests.data.processes import start_python
@@ -216,6 +217,21 @@ def damage_manifest(folder: Path, **changes) -> None:
         ({"element": {"x": 1}}, "is damaged"),
         ({"element": {"feature": "x", "dtype": "int9", "shape": [], "stored": "int64"}}, "is damaged"),
         ({"element": {"feature": "x", "dtype": "int64", "shape": [], "stored": "pickle"}}, "is damaged"),
+        (
+            {"element": {"feature": "x", "dtype": "int64", "shape": [10**9], "stored": "int64"}},
+            "No record can hold 'x'",
+        ),
+        (
+            {"element": {"feature": "x", "dtype": "float64", "shape": [10**8], "stored": "raw"}},
+            "No record can hold 'x'",
+        ),
+        ({"element": {"feature": "x", "dtype": "int64", "shape": [10**18], "stored": "int64"}}, "is damaged"),
+        ({"element": {"feature": "x", "dtype": "int64", "shape": [0, 10**9, 10**9], "stored": "raw"}}, "is damaged"),
+        ({"element": {"feature": "x", "dtype": "int64", "shape": [-1], "stored": "raw"}}, "is damaged"),
+        ({"element": {"feature": "x", "dtype": "uint8", "shape": [20000, 20000, 3], "stored": "image"}}, "max_pixels"),
+        ({"element": {"feature": "x", "dtype": "string", "shape": [], "stored": "raw"}}, "is damaged"),
+        ({"class_names": 3}, "is damaged"),
+        ({"label": ["x"]}, "is damaged"),
         ({"interleave": 0}, "is damaged"),
         ({"compression": "LZ4"}, "is damaged: compression is 'LZ4'"),
         ({"compression": None}, "is damaged: compression is None"),
@@ -230,6 +246,20 @@ def test_a_manifest_that_cannot_be(tmp_path, changes, message):
         FastDataset.from_tfrecord(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "opening", ["[", '{"element":', '{"format": "keras_turbo.tfrecord", "version": 1, "element": [[']
+)
+def test_a_manifest_that_is_nested_too_deeply(tmp_path, opening):
+    write_tfrecords(FastDataset(np.arange(3)), tmp_path)
+    (tmp_path / "manifest.json").write_text(opening * 100_000)
+    with pytest.raises(ValueError, match=r"manifest.json' is (no JSON|damaged)"):
+        FastDataset.from_tfrecord(tmp_path)
+    content = json.dumps({"format": "keras_turbo.tfrecord", "version": 1, "files": {"a": 1}, "element": "HERE"})
+    (tmp_path / "manifest.json").write_text(content.replace('"HERE"', "[" * 900 + "]" * 900))
+    with pytest.raises(ValueError, match=r"manifest.json' is (no JSON|damaged)"):
+        FastDataset.from_tfrecord(tmp_path)
+
+
 def test_a_file_cut_between_two_records_is_noticed(tmp_path):
     write_tfrecords(FastDataset(np.arange(6)), tmp_path)
     (path,) = tmp_path.glob("*.tfrecord")
@@ -240,6 +270,18 @@ def test_a_file_cut_between_two_records_is_noticed(tmp_path):
         dataset = FastDataset.from_tfrecord(tmp_path, on_error="skip")
     assert [warning.filename for warning in warned] == [__file__]
     assert np.concatenate(batches_of(dataset)).tolist() == [0, 1, 2, 3]
+
+
+def test_a_batch_of_which_no_record_is_whole(tmp_path):
+    write_tfrecords(FastDataset(np.ones((6, 3, 2))), tmp_path)
+    (path,) = tmp_path.glob("*.tfrecord")
+    data = bytearray(path.read_bytes())
+    for record in (0, 1, 2):
+        data[len(data) // 6 * record + 40] ^= 1
+    path.write_bytes(data)
+    with pytest.warns(UserWarning, match="An example was left out"):
+        batches = batches_of(FastDataset.from_tfrecord(tmp_path, on_error="skip", batch_size=3))
+    assert [batch.shape for batch in batches] == [(3, 3, 2)]
 
 
 def test_some_files_of_a_manifest_and_files_of_several(tmp_path):
@@ -344,7 +386,7 @@ def test_a_half_of_an_image_is_found_when_it_is_decoded(photos, tmp_path):
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     convert_images(photos, tmp_path / "out", shards=2)
     options = {"image_size": (8, 8), "batch_size": 2}
-    with pytest.raises(tf.errors.InvalidArgumentError, match="record .* at byte"):
+    with pytest.raises(ExampleLoadError, match="record .* at byte"):
         batches_of(FastDataset.from_tfrecord(tmp_path / "out", **options))
     dataset = FastDataset.from_tfrecord(tmp_path / "out", on_error="skip", **options)
     with warnings.catch_warnings(record=True):
@@ -352,6 +394,34 @@ def test_a_half_of_an_image_is_found_when_it_is_decoded(photos, tmp_path):
         for _ in range(2):
             assert sum(len(y) for _, y in batches_of(dataset)) == 13
     assert len(dataset.skipped) == 1
+
+
+def test_a_pipe_among_the_images_is_named_and_left_out(photos, tmp_path):
+    os.mkfifo(photos / "cat" / "pipe.jpg")
+    with pytest.raises(ConversionError, match=r"pipe\.jpg: .*It is a pipe"):
+        convert_images(photos, tmp_path / "out")
+    manifest = convert_images(photos, tmp_path / "skipped", on_error="skip")["all"]
+    assert (manifest.num_examples, [path for path, _ in manifest.skipped]) == (14, ["cat/pipe.jpg"])
+
+
+def test_nothing_is_written_through_a_link(photos, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "a.tfrecord").write_bytes(b"somebody's")
+    for name in (".converting", ".writing"):
+        (tmp_path / name).symlink_to(elsewhere)
+    with pytest.raises(FileExistsError, match=r"\.converting' is a link"):
+        convert_images(photos, tmp_path)
+    with pytest.raises(FileExistsError, match=r"\.writing' is a link"):
+        write_tfrecords(FastDataset(np.arange(3)), tmp_path)
+    assert [path.name for path in elsewhere.iterdir()] == ["a.tfrecord"]
+
+
+def test_images_of_which_none_can_be_converted(tmp_path):
+    write_images(tmp_path / "photos", ["1.png"])
+    (tmp_path / "photos" / "1.png").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"None of 1 files could be converted, '.*1\.png' among them"):
+        convert_images(tmp_path / "photos", tmp_path / "out", on_error="skip")
 
 
 @pytest.mark.parametrize(
@@ -412,18 +482,17 @@ def test_what_is_done_is_not_done_again(photos, tmp_path):
 
 STOPPING_CONVERSION = """
 import itertools, sys, time
-from keras_turbo.data.conversion import image_conversion
+from keras_turbo.data import convert
 
 numbers = itertools.count()
 
-def stopping(path, encode=image_conversion._as_they_are):
+def stopping(*options, encoder=convert._encoder):
     # Two files of two images are made; then it waits to be killed.
-    if next(numbers) >= 5:
-        time.sleep(600)
-    return encode(path)
+    encode = encoder(*options)
+    return lambda path: time.sleep(600) if next(numbers) >= 5 else encode(path)
 
-image_conversion._as_they_are = stopping
-image_conversion.convert_images(sys.argv[1], sys.argv[2], shards=7)
+convert._encoder = stopping
+convert.convert_images(sys.argv[1], sys.argv[2], shards=7)
 """
 
 

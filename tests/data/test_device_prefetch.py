@@ -10,8 +10,8 @@ import tensorflow as tf
 from keras_turbo import FastDataset, GpuUtilization
 from keras_turbo.data import device_prefetch
 from keras_turbo.data.device_prefetch import accelerator, device_iterator
-from keras_turbo.data.input_wait import InputWait, why_not_timeable
 from keras_turbo.execution.stacks import StackReader
+from keras_turbo.fit.input_wait import InputWait, why_not_timeable
 
 ROWS = np.arange(40, dtype="float32").reshape(20, 2)
 LABELS = np.arange(20) % 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import re
 import sys
 import warnings
@@ -17,9 +18,9 @@ import pytest
 import tensorflow as tf
 
 from keras_turbo import FastDataset
-from keras_turbo.data.sources import loaded_table, tabular
-from keras_turbo.data.tables.row_groups import columns_of, open_files, row_groups_of
-from keras_turbo.data.tables.rows import GroupReader
+from keras_turbo.data.engine.failures import ExampleLoadError
+from keras_turbo.data.sources import tables as table_sources
+from keras_turbo.data.tables import parquet_files
 from tests.data.epochs import batches_of, bytes_of
 from tests.data.table_files import check_columns, damage_row_group, numbered, with_times, write_tables
 
@@ -130,22 +131,22 @@ def test_resumed_at_each_batch(tables, options):
 
 def test_resumed_reads_no_row_group_that_is_skipped(tables, tmp_path, monkeypatch):
     read = []
-    decode = GroupReader._decode
+    read_rows = table_sources.read_rows
 
-    def noted(reader, number):
-        read.append(number)
-        return decode(reader, number)
+    def noted(table, group):
+        read.append((Path(group.file.name).stem, group.number))
+        return read_rows(table, group)
 
-    monkeypatch.setattr(GroupReader, "_decode", noted)
+    monkeypatch.setattr(table_sources, "read_rows", noted)
     dataset = dataset_of(tables, cache=False)
     dataset.resume_at(0, 10)
     assert flat(numbers_of(dataset)) == list(range(80, N))
-    # Of 3 + 4 + 1 row groups.
-    assert set(read) == {5, 6, 7}
+    assert set(read) == {("part-2", 2), ("part-2", 3), ("part-3", 0)}
     read.clear()
     shuffled = dataset_of(tables, cache=False, shuffle=True, seed=0, shuffle_row_groups=2)
     numbers_of(shuffled)
-    assert sorted(read) == list(range(8))
+    groups = {"part-0": 3, "part-2": 4, "part-3": 1}
+    assert sorted(read) == [(name, number) for name, count in groups.items() for number in range(count)]
     read.clear()
     numbers_of(shuffled.shard(2, 1))
     assert len(set(read)) <= 5
@@ -390,13 +391,11 @@ def test_a_truncated_file(tables, tmp_path, cut):
 def test_a_damaged_row_group(tables, options):
     path = Path(tables).parent / "part-0.parquet"
     damage_row_group(path, 1)
-    with pytest.raises(ValueError, match="part-0.parquet, row group 1 can't be read"):
+    with pytest.raises(ValueError, match="part-0.parquet, row 16: row group 1 can't be read"):
         dataset_of(tables, **options)
     dataset = dataset_of(tables, cache=False, **options)
     for _ in range(2):
-        with pytest.raises(
-            tf.errors.InvalidArgumentError, match=r"part-0.parquet, row 16: .*row group 1 can't be read"
-        ):
+        with pytest.raises(ExampleLoadError, match=r"part-0.parquet, row 16: .*row group 1 can't be read"):
             batches_of(dataset)
     dataset = dataset_of(tables, cache=False, on_error="skip", **options)
     with pytest.warns(UserWarning, match="An example was left out"):
@@ -431,22 +430,20 @@ def test_a_damaged_row_group_is_left_out_wherever_the_table_is(tmp_path, cache, 
     damage_row_group(path, 2)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="row group 0 can't be read"):
+        with pytest.raises(ExampleLoadError, match="row group 0 can't be read"):
             list(dataset_of(path, cache=cache, label="n", on_error="skip"))
 
 
 def test_an_error_that_is_kept_keeps_nothing_alive(tables):
     damage_row_group(Path(tables).parent / "part-0.parquet", 1)
-    files, _ = open_files([str(Path(tables).parent / "part-0.parquet")], skip=False)
-    groups = row_groups_of(files)
-    reader = GroupReader(groups, columns_of(files, groups, ["number"], {}, skip=False), {}, most_kept=3)
+    source = dataset_of(str(Path(tables).parent / "part-0.parquet"), cache=False)._source
     for _ in range(3):
         positions = np.arange(16, 20)
         wanted = weakref.ref(positions)
-        assert not reader.read(positions, ["number"])[1].any()
+        assert sorted(source.load(positions, None, None)[1]) == [0, 1, 2, 3]
         del positions
         assert wanted() is None
-    assert reader.problem(16).startswith("row group 1 can't be read")
+    assert str(source.load(np.array([16]), None, None)[1][0]).startswith("row group 1 can't be read")
 
 
 def test_a_value_that_has_changed_is_seen_by_its_checksum(tmp_path):
@@ -456,7 +453,7 @@ def test_a_value_that_has_changed_is_seen_by_its_checksum(tmp_path):
     data = bytearray(path.read_bytes())
     data[4000] ^= 1
     path.write_bytes(data)
-    with pytest.raises(ValueError, match="a.parquet, row group 0 can't be read.*CRC"):
+    with pytest.raises(ValueError, match="a.parquet, row 0: row group 0 can't be read.*CRC"):
         FastDataset.from_parquet(path)
 
 
@@ -464,7 +461,7 @@ def test_a_file_that_changes_while_it_is_read(tables):
     dataset = dataset_of(tables, cache=False)
     path = Path(tables).parent / "part-0.parquet"
     pq.write_table(numbered(0, 41), path)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="part-0.parquet has changed since the dataset was built"):
+    with pytest.raises(ExampleLoadError, match="part-0.parquet has changed since the dataset was built"):
         batches_of(dataset)
 
 
@@ -482,7 +479,7 @@ def gaps(tmp_path):
 
 @pytest.mark.parametrize("options", [{}, {"cache": False}, {"cache": False, "map_fn": lambda x: x}])
 def test_missing_values_are_named(gaps, options):
-    with pytest.raises((ValueError, tf.errors.InvalidArgumentError)) as error:
+    with pytest.raises(ExampleLoadError) as error:
         batches_of(FastDataset.from_parquet(gaps, ["age"], **options))
     assert "b.parquet, row 3: the column 'age' has no value" in str(error.value)
     assert "missing={'age': 0}" in str(error.value)
@@ -503,7 +500,7 @@ def test_missing_values_are_filled_or_left_out(gaps, cache):
     for missing in ("nan", {"age": "nan"}, {"age": np.nan}):
         assert np.isnan(read("age", missing=missing)).tolist() == [False] * 5 + [True] * 2
     assert read("name", missing={"name": "nobody"}).tolist() == [b"x", b"y", b"z", b"nobody", b"u", b"v", b"w"]
-    with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="row 1: the column 'name' has no value"):
+    with pytest.raises(ExampleLoadError, match="row 1: the column 'name' has no value"):
         read("name", missing="nan")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -536,7 +533,7 @@ def test_missing_values_in_lists(tmp_path):
     pq.write_table(pa.table({"v": [[1.0, 2.0], [3.0, None], [5.0, 6.0]], "r": [["a"], [], ["b", None]]}), path)
     with pytest.raises(ValueError, match="row 1: the column 'v' has no value"):
         FastDataset.from_parquet(path, ["v"])
-    with pytest.raises(tf.errors.InvalidArgumentError, match="row 2: the column 'r' has no value"):
+    with pytest.raises(ExampleLoadError, match="row 2: the column 'r' has no value"):
         batches_of(FastDataset.from_parquet(path, ["r"], cache=False))
     batch = next(iter(FastDataset.from_parquet(path, missing={"v": 0.5, "r": "?"})))
     np.testing.assert_array_equal(batch["v"], [[1, 2], [3, 0.5], [5, 6]])
@@ -550,8 +547,8 @@ def test_missing_values_in_lists(tmp_path):
 
 
 def test_a_table_that_does_not_fit_is_read_by_row_groups(tables, monkeypatch):
-    monkeypatch.setattr(tabular, "fits_in_memory", lambda num_bytes: False)
-    monkeypatch.setattr(tabular, "_WINDOW_BYTES", 5000)
+    monkeypatch.setattr(table_sources, "fits_in_memory", lambda num_bytes: False)
+    monkeypatch.setattr(table_sources, "_WINDOW_BYTES", 5000)
     with pytest.warns(UserWarning, match=r"read by row groups.*windows of 2 of the 8.*shuffle_row_groups=2") as caught:
         dataset = dataset_of(tables, shuffle=True, seed=0)
     assert caught[0].filename == __file__
@@ -563,38 +560,96 @@ def test_a_table_that_does_not_fit_is_read_by_row_groups(tables, monkeypatch):
 
 
 def test_a_table_in_memory_is_there_once(tables, monkeypatch):
-    joined, seen = loaded_table.all_rows, []
+    joined, seen = table_sources.joined, []
 
-    def noted(parts, names):
-        rows = joined(parts, names)
-        columns = [rows] if isinstance(names, str) else rows.values()
-        seen.extend(weakref.ref(values) for values in columns)
-        return rows
+    def noted(parts):
+        seen.append([weakref.ref(part) for part in parts])
+        return joined(parts)
 
-    monkeypatch.setattr(loaded_table, "all_rows", noted)
+    monkeypatch.setattr(table_sources, "joined", noted)
     dataset = dataset_of(tables, label="name")
     gc.collect()
-    # Beside the tensors nothing is left of the columns.
-    assert len(seen) == 8
-    assert not any(ref() is not None for ref in seen)
+    # Beside the arrays nothing is left of the columns of its row groups.
+    assert [len(parts) for parts in seen] == [8] * 8
+    assert not any(ref() is not None for parts in seen for ref in parts)
     assert dataset.labels.tolist() == [f"name {k}".encode() for k in range(N)]
 
 
 def test_row_groups_that_are_larger_than_memory(tables, monkeypatch):
-    monkeypatch.setattr(tabular, "free_memory_bytes", lambda: 1000)
+    monkeypatch.setattr(table_sources, "free_memory_bytes", lambda: 1000)
     with pytest.raises(ValueError, match=r"row group \d has 16 rows.*smaller row groups"):
         dataset_of(tables, cache=False)
     with pytest.raises(ValueError, match="cache='memory' needs about .* GB to load 100 rows"):
         dataset_of(tables, cache="memory")
 
 
-def test_few_row_groups_are_kept(tables):
+def test_few_row_groups_are_kept(tables, monkeypatch):
+    monkeypatch.setattr(table_sources, "_LITTLE_BYTES", 0)
     dataset = dataset_of(tables, cache=False, shuffle=True, seed=0, shuffle_row_groups=2)
     numbers_of(dataset)
-    assert len(dataset._source.reader._kept) <= 4
+    assert len(dataset._source._kept) <= 4
     in_order = dataset_of(tables, cache=False)
     numbers_of(in_order)
-    assert len(in_order._source.reader._kept) <= 3
+    assert len(in_order._source._kept) <= 3
+
+
+@pytest.mark.parametrize("cache", ["auto", False])
+def test_a_long_word_that_all_rows_have_is_in_memory_once(tmp_path, cache):
+    path = tmp_path / "a.parquet"
+    words = pa.DictionaryArray.from_arrays(np.zeros(200_000, np.int32), ["x" * 20_000])
+    pq.write_table(pa.table({"s": words, "n": np.arange(200_000)}), path)
+    assert path.stat().st_size < 2_000_000  # and 4 GB, if each row had its own
+    pa.default_memory_pool().release_unused()
+    before = pa.total_allocated_bytes()
+    dataset = FastDataset.from_parquet(path, cache=cache, batch_size=4)
+    batch = next(iter(dataset))
+    assert [len(word) for word in batch["s"].numpy()] == [20_000] * 4
+    assert pa.total_allocated_bytes() - before < 20e6
+
+
+def test_strings_that_a_file_does_not_tell_the_size_of_are_bounded(tmp_path, monkeypatch):
+    path = tmp_path / "a.parquet"
+    texts = [f"{'x' * 1000}{k}" for k in range(5000)]
+    options = {"use_dictionary": False, "column_encoding": {"s": "DELTA_BYTE_ARRAY"}}
+    pq.write_table(pa.table({"s": texts}), path, **options)
+    dataset = FastDataset.from_parquet(path, batch_size=5000)
+    assert next(iter(dataset))["s"].numpy().tolist() == [text.encode() for text in texts]
+    monkeypatch.setattr(parquet_files, "free_memory_bytes", lambda: 2_000_000)
+    with pytest.raises(
+        ValueError, match=r"a.parquet, row .*row group 0 takes more than half of the free memory.*columns"
+    ):
+        FastDataset.from_parquet(path)
+
+
+def test_many_equal_rows_in_a_small_file(tmp_path):
+    path = tmp_path / "a.parquet"
+    schema = pa.schema([("n", pa.int64())])
+    with pq.ParquetWriter(path, schema) as writer:
+        for _ in range(20):
+            writer.write_table(pa.table({"n": np.zeros(1_000_000, np.int64)}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(table_sources, "free_memory_bytes", lambda: 100_000_000)
+        patch.setattr(table_sources, "fits_in_memory", lambda num_bytes: num_bytes < 50_000_000)
+        # 160 MB are not half of 100, and three row groups of 8 MB are.
+        assert isinstance(FastDataset.from_parquet(path)._source, table_sources.RowGroupSource)
+        patch.setattr(table_sources, "free_memory_bytes", lambda: 10_000_000)
+        with pytest.raises(
+            ValueError, match=r"row group 0 has 1000000 rows, about 0.01 GB in memory.*smaller row groups"
+        ):
+            FastDataset.from_parquet(path)
+
+
+def test_a_pipe_is_refused_by_name(tmp_path):
+    write_tables(tmp_path, [20])
+    os.mkfifo(tmp_path / "part-1.parquet")
+    (tmp_path / "endless.parquet").symlink_to("/dev/zero")
+    for pattern in (tmp_path, tmp_path / "*.parquet", [tmp_path / "part-0.parquet", tmp_path / "part-1.parquet"]):
+        name = r"(part-1|endless)\.parquet"
+        with pytest.raises((ValueError, OSError), match=rf"(pipe|device).*{name}|{name}.*(pipe|device)"):
+            dataset_of(pattern)
+    with pytest.warns(UserWarning, match="Left out, since it can't be used: .*endless.parquet.* and 1 more"):
+        dataset = dataset_of(tmp_path, on_error="skip")
+    assert flat(numbers_of(dataset)) == list(range(20))
 
 
 # Cases 4 and 5: stores.

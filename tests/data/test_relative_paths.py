@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from keras_turbo import FastDataset
 from keras_turbo.data.convert import write_tfrecords
+from keras_turbo.data.engine.failures import ExampleLoadError
 from keras_turbo.data.functions import PythonFunction
 from keras_turbo.data.sources import csv_table
 from tests.data.epochs import batches_of
@@ -81,7 +82,7 @@ def test_the_folder_may_change_before_the_first_epoch(name, folder):
 
 
 def test_a_table_that_is_larger_than_memory(folder, monkeypatch):
-    monkeypatch.setattr(csv_table, "fits_in_memory", lambda num_bytes: False)
+    monkeypatch.setattr(csv_table, "free_memory_bytes", lambda: 0)
     check(lambda: FastDataset.from_csv("tables/*.csv", label="y", cache_dir="kept"), folder)
 
 
@@ -89,5 +90,5 @@ def test_files_are_called_what_they_were(folder):
     dataset = check(CASES["files"], folder)
     assert dataset.file_paths == ["photos/a/1.png", "photos/a/2.png", "photos/b/3.png"]
     (folder / "photos" / "a" / "2.png").unlink()
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"ExampleLoadError: photos/a/2\.png: "):
+    with pytest.raises(ExampleLoadError, match=r"^photos/a/2\.png: "):
         batches_of(dataset.shard(1, 0))

@@ -6,7 +6,6 @@ import itertools
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from keras_turbo.data.engine.order import ExampleOrder
 from keras_turbo.data.tables.row_group_order import RowGroupOrder
@@ -113,19 +112,14 @@ def test_a_shard_of_a_shard_is_a_part_of_it():
 
 
 @pytest.mark.parametrize("options", [{}, {"shuffle": False}, {"num_shards": 3, "shard_index": 2, "remainder": "fill"}])
-def test_graph_code_gives_the_same(options):
+def test_a_part_of_an_epoch_is_that_of_the_whole(options):
     order = order_of(**options)
-
-    @tf.function
-    def at(ordinals, epoch):
-        return order.at(ordinals, epoch, tf.zeros([0], tf.int64))
-
-    ordinals = np.array([3, 0, order.num_examples - 1, 3])
     for epoch in (0, 2):
-        got = at(tf.constant(ordinals, tf.int64), tf.constant(epoch, tf.int64))
-        np.testing.assert_array_equal(got, order.positions(epoch)[ordinals])
-        np.testing.assert_array_equal(got, order.positions(epoch, ordinals))
-    assert order.permutation(tf.constant(0, tf.int64)).shape == [0]
+        whole = order.positions(epoch)
+        np.testing.assert_array_equal(order.positions(epoch, np.array([3, 0, 3])), whole[[3, 0, 3]])
+        for first in (0, 1, len(whole) // 2, len(whole) - 1, len(whole)):
+            pieces = [np.empty(0, np.int64), *order.pieces(epoch, first)]
+            np.testing.assert_array_equal(np.concatenate(pieces), whole[first:])
 
 
 def test_what_decides_the_order_is_told():

@@ -188,33 +188,85 @@ def test_a_class_in_a_guarded_script(script):
     assert ended(script(source)) == (0, "[0, 1, 2]\n", "")
 
 
-def test_a_class_in_a_script_without_a_guard(script):
+def test_a_script_without_a_guard_is_not_run_again(script):
     source = textwrap.dedent(CLASS_IN_SCRIPT) + textwrap.dedent("""
-        print([int(batch[0, 0]) for batch in kt.FastDataset(Own())])
-        kt.FastDataset(Own(), workers=1)
+        print("begins")
+        print([int(batch[0, 0]) for batch in kt.FastDataset(Own(), workers=2)])
     """)
-    code, output, errors = ended(script(source))
-    assert (code, output) == (1, "[0, 1, 2]\n")
-    assert "Own is defined in the script" in errors
-    assert "it has no such line" in errors
+    assert ended(script(source)) == (0, "begins\n[0, 1, 2]\n", "")
 
 
-def test_a_guard_that_guards_something_else_does_not_start_processes_without_end(script):
+def test_what_an_interactive_session_defines(run_python):
     source = textwrap.dedent(CLASS_IN_SCRIPT) + textwrap.dedent("""
-        if __name__ == "__main__":
-            print("begins")
-        list(kt.FastDataset(Own(), workers=1))
+        from keras_turbo.data.functions import PythonFunction
+        offset = np.float32(5)
+        def closure(factor):
+            def generate():
+                for number in range(3):
+                    yield factor * number + offset
+            return generate
+        print([int(batch[0, 0]) for batch in kt.FastDataset(Own(), workers=1)])
+        print([int(one) for one in kt.FastDataset(closure(10), workers=1, batch_size=None)])
+        doubled = PythonFunction(lambda x: 2 * x + offset)
+        print([int(one) for one in kt.FastDataset(np.arange(3.0), map_fn=doubled, workers=2, batch_size=None)])
     """)
-    code, output, errors = ended(script(source))
-    assert (code, output) == (1, "begins\n")
-    assert "Put what the script does below `if __name__ == '__main__':`" in errors
+    assert run_python(source) == "[0, 1, 2]\n[5, 15, 25]\n[5, 7, 9]\n"
 
 
-def test_a_class_of_an_interactive_session(run_python):
-    source = textwrap.dedent(CLASS_IN_SCRIPT) + textwrap.dedent("""
-        try:
-            kt.FastDataset(Own(), workers=1)
-        except TypeError as error:
-            print(error)
+# A module of this name is imported by nearly every other one of Python's.
+SHADOWING = "raise SystemExit('a file of the current folder was run')"
+
+
+def test_no_file_of_the_current_folder_is_run_before_the_object_needs_it(tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for name in ("queue", "random", "numpy", "pickle", "socket", "importlib", "cloudpickle", "keras_turbo_worker"):
+        (folder / f"{name}.py").write_text(SHADOWING)
+    (folder / "beside.py").write_text("value = 7")
+    (tmp_path / "elsewhere").mkdir()
+    path = tmp_path / "elsewhere" / "script.py"
+    path.write_text(
+        textwrap.dedent(f"""
+        import sys
+        sys.path.insert(0, {str(PROJECT)!r})
+        import numpy as np, keras_turbo as kt
+        class Own:
+            def __len__(self): return 3
+            def __getitem__(self, index):
+                if {str(folder)!r} in sys.path:
+                    import beside
+                    return np.full((1, 1), beside.value)
+                assert "" not in sys.path
+                return np.full((1, 1), index)
+            def on_epoch_end(self): pass
+        print([int(batch[0, 0]) for batch in kt.FastDataset(Own(), workers=1)])
+        sys.path.append({str(folder)!r})
+        print([int(batch[0, 0]) for batch in kt.FastDataset(Own(), workers=1)])
     """)
-    assert "in a notebook or an interactive session" in run_python(source)
+    )
+    for flags in ([], ["-I"]):
+        done = subprocess.run(
+            [sys.executable, *flags, str(path)], cwd=folder, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert (done.returncode, done.stdout) == (0, "[0, 1, 2]\n[7, 7, 7]\n"), done.stderr[-2000:]
+
+
+def test_workers_of_an_isolated_parent_are_isolated(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("print('run from PYTHONPATH', flush=True)")
+    source = textwrap.dedent(f"""
+        import sys
+        sys.path.insert(0, {str(PROJECT)!r})
+        import numpy as np, keras_turbo as kt
+        from tests.data.python_data import Sequence
+        print(len(list(kt.FastDataset(Sequence(), workers=1))))
+    """)
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", source],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "6\n"), done.stderr[-2000:]

@@ -186,6 +186,44 @@ def save_by_the_clock_and_leave(folder, where):
         (folder / f"worker{index}.json").write_text(json.dumps(said), encoding="utf-8")
 
 
+def save_where_reasons_meet(folder, epochs):
+    """Saves by steps and by the best, which are due at the same steps, in a directory that may have checkpoints."""
+    with distribute():
+        x, y = rows()
+        data = tf.data.Dataset.from_tensor_slices((x, y)).batch(8).repeat()
+        model = small_model()
+    checkpoint = keras_turbo.AsyncCheckpoint(folder, save_freq=25, monitor="val_loss", max_to_keep=None)
+    history = model.fit(
+        data,
+        steps_per_epoch=25,
+        epochs=epochs,
+        validation_data=data,
+        validation_steps=2,
+        callbacks=[checkpoint],
+        verbose=0,
+    )
+    return {"epochs": history.epoch, "steps": int(model.optimizer.iterations.numpy())}
+
+
+def leave_at_any_step(folder, saves_each):
+    """Trains without end, saving often; somebody ends it by a signal."""
+    with distribute() as strategy:
+        index, _ = worker_of(strategy)
+        x, y = rows()
+        data = tf.data.Dataset.from_tensor_slices((x, y)).batch(8).repeat()
+        model = small_model()
+
+    class Begun(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 3:
+                (Path(folder) / f"begun{index}").touch()
+
+    checkpoint = keras_turbo.AsyncCheckpoint(Path(folder) / "run", save_freq=saves_each, monitor="val_loss")
+    callbacks = [Begun(), checkpoint]
+    options = {"validation_data": data, "validation_steps": 2, "callbacks": callbacks, "verbose": 0}
+    model.fit(data, steps_per_epoch=saves_each, epochs=10**6, **options)
+
+
 def lose_a_worker(how):
     """Worker 1 is lost, in the middle of an epoch if not "at once". Gives what worker 0 was told, and how soon."""
     timeout = 8.0 if how == "sleep" else 600.0

@@ -235,7 +235,7 @@ def test_callbacks_of_this_package(strategy, tmp_path):
         keras.utils.set_random_seed(4)
         with opened(strategy):
             model = classifier(optimizer=keras.optimizers.Adam(0.05), steps_per_execution=2)
-        return model, [kt.AsyncCheckpoint(tmp_path, save_freq=4), kt.GpuUtilization()]
+        return model, [kt.AsyncCheckpoint(tmp_path, save_freq=4, resume=True), kt.GpuUtilization()]
 
     model, callbacks = made()
     history = model.fit(data, epochs=2, verbose=0, callbacks=callbacks).history

@@ -18,10 +18,10 @@ import psutil
 import pytest
 
 from keras_turbo.cli import main
-from keras_turbo.devices.gpus import Gpu
 from keras_turbo.distribution import launch as launching
 from keras_turbo.distribution.launch import LaunchError, LaunchOptions, launch
 from keras_turbo.distribution.worker_process import PrefixedLines
+from keras_turbo.monitor.counters import Gpu
 
 PROJECT = Path(__file__).parents[2]
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -116,6 +118,33 @@ save_by_the_clock_and_leave({str(tmp_path)!r}, {where!r})
     for one in [*timed, *left]:
         assert one.ok, one.problems
         assert one.state.num_shards == 2
+
+
+def test_one_save_a_step_serves_both_reasons_on_all_workers(tmp_path):
+    for epochs in (2, 3):
+        for told in run_workers(cluster_scenarios.save_where_reasons_meet, str(tmp_path), epochs):
+            assert told == {"epochs": list(range(epochs)), "steps": 25 * epochs}
+    found = list_checkpoints(str(tmp_path), checksums=True)
+    assert [one.name for one in found] == ["step-00000025", "step-00000050", "step-00000075"]
+    assert all(one.ok and one.state.monitor["value"] is not None for one in found)
+
+
+@pytest.mark.parametrize("trial", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
+def test_a_signal_at_any_step_ends_all_to_be_queued_again(tmp_path, trial):
+    source = f"""
+from tests.distribution.cluster_scenarios import leave_at_any_step
+leave_at_any_step({str(tmp_path)!r}, 10)
+"""
+    with started_workers([sys.executable, "-c", source]) as workers:
+        deadline = time.monotonic() + 120
+        while len(list(tmp_path.glob("begun*"))) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(random.Random(trial).uniform(0, 1))
+        for worker in workers:
+            worker.process.terminate()
+        for worker in workers:
+            assert worker.process.wait(120) == 143, worker.output()[-4000:]
+    assert all(one.ok for one in list_checkpoints(str(tmp_path / "run"), checksums=True))
 
 
 # How long a worker may take until it has said that another is lost, from then on; beside other work it takes longer.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from keras_turbo.devices.gpu_wiring import Driver, PcieLink
-from keras_turbo.devices.gpus import Gpu, GpuCounters
+from keras_turbo.doctor.gpu_wiring import Driver, PcieLink
+from keras_turbo.monitor.counters import Gpu, GpuCounters
 
 
 def worst(findings):

@@ -13,7 +13,7 @@ import pytest
 
 from keras_turbo.cli import main
 from keras_turbo.doctor import cluster, disk, examination
-from tests.devices.fake_nvml import FakeNvml, gpus, use
+from tests.monitor.fake_nvml import FakeNvml, gpus, use
 
 ROOT = Path(__file__).parents[2]
 TOPICS = ["versions", "GPUs", "network", "CPU and memory", "disk", "cluster"]

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from keras_turbo.devices.gpu_wiring import Driver, PcieLink, read_driver
 from keras_turbo.doctor import gpus
-from tests.devices.fake_nvml import FakeGpu, FakeMig, FakeNvml, use
+from keras_turbo.doctor.gpu_wiring import Driver, PcieLink, read_driver
 from tests.doctor.judging import NO_GPU, checked, counters, driver, only, worst
+from tests.monitor.fake_nvml import FakeGpu, FakeMig, FakeNvml, use
 
 
 def findings(machine, root=Path("/"), environ=None, gpus_of_tensorflow=None):

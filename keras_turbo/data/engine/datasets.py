@@ -41,9 +41,9 @@ class EpochDatasets:
         self._group = self._batches_a_call()
 
     @property
-    def error(self) -> Exception | None:
-        """What went wrong last in an epoch."""
-        return self._grouped.error
+    def sessions(self) -> Sessions:
+        """Those that are open."""
+        return self._grouped
 
     def batches(self) -> VariantDataset:
         """The elements of epochs one by one."""
@@ -105,7 +105,9 @@ class EpochDatasets:
         return self.recipe.batches.batch_size
 
     def _epoch_in_groups(self) -> Epoch:
-        return self._epoch(self._group)
+        # Python code may take seconds for the examples of a group.
+        is_slow = self.recipe.source.processes is not None and not self.recipe.is_ready
+        return self._epoch(1 if self._group and is_slow else self._group)
 
     def _epoch(self, group: int | None) -> Epoch:
         number, first = self.recipe.counter.begin_epoch()

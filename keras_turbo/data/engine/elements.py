@@ -10,8 +10,12 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
-#: What a tensor of an example is in a batch: stacked, or rows of unequal length as a ragged or a sparse tensor.
-BatchForm = Literal["dense", "ragged", "sparse"]
+#: What a tensor of an example is in a batch: stacked; or rows of unequal length as a ragged or a sparse tensor, or
+#: padded with zeros to the longest of them.
+BatchForm = Literal["dense", "ragged", "sparse", "padded"]
+
+# What a string takes where it is not known: about its handle.
+_STRING_BYTES = 16
 
 #: The values of one tensor for several examples: stacked, or one by one where shapes differ.
 Column = np.ndarray | list[np.ndarray]
@@ -24,10 +28,12 @@ class Elements:
     Attributes:
         spec: structure of `tf.TensorSpec`s; sizes that differ from example to example are None.
         forms: for each tensor what it becomes in a batch; empty where all are stacked.
+        string_bytes: what a string takes, about.
     """
 
     spec: Any
     forms: tuple[BatchForm, ...] = ()
+    string_bytes: int = _STRING_BYTES
 
     @property
     def leaves(self) -> list[tf.TensorSpec]:
@@ -46,8 +52,12 @@ class Elements:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of an example, a string counting as its handle; unknown sizes count as 1."""
-        return sum(math.prod(size or 1 for size in leaf.shape or ()) * (leaf.dtype.size or 16) for leaf in self.leaves)
+        """Bytes of an example, about where there are strings in it; unknown sizes count as 1."""
+        return sum(
+            math.prod(size or 1 for size in leaf.shape or ())
+            * (self.string_bytes if leaf.dtype == tf.string else leaf.dtype.size)
+            for leaf in self.leaves
+        )
 
     @property
     def arrays(self) -> list[tuple[tuple[int, ...], np.dtype]]:
@@ -65,14 +75,15 @@ class Elements:
         """The structure of `tf.TypeSpec`s of a batch of so many rows; None for any number."""
 
         def of(leaf: tf.TensorSpec, form: BatchForm) -> tf.TypeSpec:
-            shape = None if leaf.shape.rank is None else [batch_size, *leaf.shape]
+            shape = _behind(batch_size, leaf.shape)
             if form == "ragged":
                 return tf.RaggedTensorSpec(shape, leaf.dtype, ragged_rank=1, row_splits_dtype=tf.int64)
             if form == "sparse":
                 return tf.SparseTensorSpec(shape, leaf.dtype)
             return tf.TensorSpec(shape, leaf.dtype)
 
-        forms = self.forms or ["dense"] * len(self.leaves)
+        dense: list[BatchForm] = ["dense"] * len(self.leaves)
+        forms = self.forms or dense
         return tf.nest.pack_sequence_as(self.spec, [of(*pair) for pair in zip(self.leaves, forms, strict=True)])
 
     def component_specs(self, batch_size: int | None) -> list[tf.TensorSpec]:
@@ -80,13 +91,13 @@ class Elements:
         specs = []
         for leaf, form in zip(self.leaves, self.forms or ["dense"] * len(self.leaves), strict=True):
             if form == "dense":
-                specs.append(tf.TensorSpec(None if leaf.shape.rank is None else [batch_size, *leaf.shape], leaf.dtype))
+                specs.append(tf.TensorSpec(_behind(batch_size, leaf.shape), leaf.dtype))
             else:
-                specs += [tf.TensorSpec([None], leaf.dtype), tf.TensorSpec([None], tf.int64)]
+                specs += [tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype), tf.TensorSpec([None], tf.int64)]
         return specs
 
     def components(self, columns: Sequence[Column]) -> list[np.ndarray]:
-        """The dense arrays of a batch: of each tensor its rows; of a ragged or sparse one its values and row splits.
+        """The dense arrays of a batch: of each tensor its rows; of one that is not dense its values and row splits.
 
         Raises:
             ValueError: rows of unequal shapes where they are to be stacked.
@@ -99,7 +110,8 @@ class Elements:
             rows = list(column)
             splits = np.cumsum([0, *map(len, rows)]).astype(np.int64)
             dtype = numpy_dtype(leaf.dtype)
-            arrays += [np.concatenate([*rows, np.empty(0, dtype)]).astype(dtype, copy=False), splits]
+            nothing = np.empty((0, *[size or 0 for size in leaf.shape[1:]]), dtype)
+            arrays += [np.concatenate([*rows, nothing]).astype(dtype, copy=False), splits]
         return arrays
 
     def composed(self, tensors: Sequence[tf.Tensor]) -> Any:
@@ -110,11 +122,18 @@ class Elements:
             tensor = next(remaining)
             if form != "dense":
                 tensor = tf.RaggedTensor.from_row_splits(tensor, next(remaining), validate=False)
+                if form == "padded":
+                    tensor = tensor.to_tensor()
                 if form == "sparse":
                     tensor = tensor.to_sparse()
                     tensor.set_shape([None, *leaf.shape])
             batch.append(tensor)
         return tf.nest.pack_sequence_as(self.spec, batch)
+
+
+def _behind(batch_size: int | None, shape: tf.TensorShape) -> tf.TensorShape:
+    """The shape of a batch of rows of this shape."""
+    return tf.TensorShape([batch_size]).concatenate(shape)
 
 
 def numpy_dtype(dtype: tf.DType) -> np.dtype:

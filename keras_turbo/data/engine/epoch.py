@@ -18,9 +18,6 @@ from keras_turbo.data.functions import RowFunction
 # Copying less than this in the thread that asks for a batch takes less time than waking another one.
 _COPIED_AT_ONCE_BYTES = 1 << 20
 
-# Examples that a thread loads at a time: few, so that the last ones of a batch are not waited for by idle threads.
-_ROWS_A_JOB = 4
-
 # Examples that go together through a function of the user's: a call costs about as much as so many small ones.
 _ROWS_A_CALL = 16
 _BYTES_A_CALL = 1 << 16
@@ -85,16 +82,23 @@ class Epoch:
         recipe = self._recipe
         if recipe.fill_store is not None:
             recipe.fill_store()
-        recipe.source.begin_epoch(self._number)
+        self._load = recipe.source.begin_epoch(self._number, recipe.seed)
         if recipe.may_skip:
             yield from self._without_failures()
             recipe.failures.end_pass(np.concatenate([*recipe.order.pieces(self._number)]))
+            recipe.source.end_epoch(self._number)
         else:
-            for begun in self._in_order(recipe.batches.pieces(self._number, self._first, self._group or 1)):
+            pieces = self._in_order(recipe.batches.pieces(self._number, self._first, self._group or 1))
+            begun = next(pieces, None)
+            while begun is not None:
                 columns, failed = self._result(begun)
                 self._report(begun.piece, failed)
+                following = next(pieces, None)
+                if following is None:
+                    # Nobody asks behind the last element of a number that is known.
+                    recipe.source.end_epoch(self._number)
                 yield begun.lent or self._packed(columns, len(begun.piece.positions))
-        recipe.source.end_epoch(self._number)
+                begun = following
 
     def _without_failures(self) -> Iterator[list[np.ndarray]]:
         """The elements where failing examples are left out, and those behind them move up."""
@@ -148,8 +152,9 @@ class Epoch:
     def _in_order(self, pieces: Iterator[Piece]) -> Iterator[_Begun]:
         """Begins pieces ahead, and gives them one after the other."""
         ahead: collections.deque[_Begun] = collections.deque()
-        # Two pieces, so that no thread waits while one is handed over; more where a piece has less work than threads.
-        most_jobs = 2 * self._recipe.workers
+        # Two pieces, so that no thread waits while one is handed over; more where a piece has less work than threads:
+        # not where it is copied out of memory, which more threads make no faster.
+        most_jobs = 0 if self._recipe.is_ready and self._recipe.augment_fn is None else 2 * self._recipe.workers
         for piece in pieces:
             ahead.append(self._begin(piece))
             while ahead and (
@@ -179,9 +184,11 @@ class Epoch:
 
     def _rows_a_job(self, count: int, is_there: bool) -> int:
         recipe = self._recipe
+        if not is_there and recipe.source.processes is not None:
+            return recipe.source.rows_a_job
         if recipe.augment_fn is not None or (recipe.map_fn is not None and not is_there):
             return max(_ROWS_A_CALL, _BYTES_A_CALL // recipe.elements.row_bytes)
-        return count if is_there or recipe.source.loads_together else _ROWS_A_JOB
+        return count if is_there or recipe.source.loads_together else recipe.source.rows_a_job
 
     def _result(self, begun: _Begun) -> tuple[list[Column], dict[int, Exception]]:
         """What the jobs have made of a piece."""
@@ -193,10 +200,10 @@ class Epoch:
             if made is not None:
                 columns.append(made)
         if begun.lent is not None:
-            return self._flat_rows(begun.lent, len(begun.piece.positions)), failed
+            return [*self._flat_rows(begun.lent, len(begun.piece.positions))], failed
         return concatenated(columns), failed
 
-    def _flat_rows(self, lent: list[np.ndarray], count: int) -> list[Column]:
+    def _flat_rows(self, lent: list[np.ndarray], count: int) -> list[np.ndarray]:
         return [
             array.reshape(count, *shape) for array, (shape, _) in zip(lent, self._recipe.elements.arrays, strict=True)
         ]
@@ -213,7 +220,7 @@ class Epoch:
         target = out if recipe.augment_fn is None else None
         columns: list[Column] | None
         if recipe.store is None:
-            in_place = None if target is None or recipe.map_fn is not None else row_arrays(target)
+            in_place = row_arrays(target) if target is not None and self._loads_in_place else None
             columns, failed = self._loaded(positions, in_place)
         else:
             failed = self._fill(positions)
@@ -237,7 +244,7 @@ class Epoch:
         if not len(missing):
             return {}
         wanted = positions[missing]
-        columns, failed = self._loaded(wanted, store.rows(wanted) if self._recipe.map_fn is None else None)
+        columns, failed = self._loaded(wanted, store.rows(wanted) if self._loads_in_place else None)
         good = np.delete(np.arange(len(wanted)), list(failed))
         if columns is None:
             store.mark(wanted[good])
@@ -245,10 +252,15 @@ class Epoch:
             store.put(wanted[good], taken(columns, good))
         return {int(missing[index]): error for index, error in failed.items()}
 
+    @property
+    def _loads_in_place(self) -> bool:
+        """Whether the source is given where each example's arrays lie: not one that gives many at a time."""
+        return self._recipe.map_fn is None and not self._recipe.source.loads_together
+
     def _loaded(self, positions: np.ndarray, in_place: list[list[np.ndarray]] | None) -> _Made:
         """Examples as they leave `map_fn`."""
         source, map_fn = self._recipe.source, self._recipe.map_fn
-        columns, failed = source.load(positions, self._seeds(positions) if source.is_random else None, in_place)
+        columns, failed = self._load(positions, self._seeds(positions) if source.is_random else None, in_place)
         if map_fn is not None and columns is not None:
             columns, failed = self._applied(map_fn, columns, positions, failed)
         return columns, failed

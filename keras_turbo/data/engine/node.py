@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import functools
 import itertools
 import threading
@@ -28,6 +29,9 @@ _LONGEST_WAIT_SECONDS = 10.0
 
 # Batches made ahead of the step that takes them. Two, since one hides the making and a second evens out a slow batch.
 PREFETCHED_BATCHES = 2
+
+# Of glibc's malloc.h.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 class Session(Protocol):
@@ -83,8 +87,7 @@ class Sessions:
         self._open: dict[int, Session] = {}
         self._numbers = itertools.count()
         self._lock = threading.Lock()
-        #: What a session has raised last, as it was raised.
-        self.error: Exception | None = None
+        self._error: Exception | None = None
 
     def dataset(self, inputs: Sequence[tf.Tensor], specs: Sequence[tf.TensorSpec]) -> tf.data.Dataset:
         """Graph code: a dataset of the elements of a session, tuples of tensors, a new session for each iterator.
@@ -124,6 +127,7 @@ class Sessions:
             output_types=[spec.dtype for spec in specs],
             output_shapes=[spec.shape for spec in specs],
         )
+        _keep_freed_memory()
         return VariantDataset(variant, tuple(specs), [], holds=(begun, read, ended, self))
 
     def begin(self, *values: np.integer) -> np.int64:
@@ -155,8 +159,33 @@ class Sessions:
         except StopIteration:
             raise
         except Exception as error:
-            self.error = error
+            self._error = error
             raise
+
+    def take_cause_of(self, error: Exception) -> Exception:
+        """What a session has raised last, where TensorFlow's error is about that; else the error itself.
+
+        It is not kept: it holds the frames that it came through, which hold whoever asked for an element.
+        """
+        cause = self._error
+        if cause is None or type(cause).__name__ not in str(error):
+            return error
+        self._error = None
+        return cause
+
+
+@functools.cache
+def _keep_freed_memory() -> None:
+    """Undoes what TensorFlow (2.21) does to the whole process with its first GeneratorDataset.
+
+    It has glibc give memory back to the system as soon as 128 KB are free, and ask anew for what is larger than that,
+    so that the memory of each batch comes with page faults: strings of 32 KB took twice the time. Left alone, glibc
+    learns from what is freed, up to 64 and 32 MB; these are a good part of it.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # there is no glibc
+        mallopt = ctypes.CDLL(None).mallopt
+        for option, num_bytes in ((_M_TRIM_THRESHOLD, 16 << 20), (_M_MMAP_THRESHOLD, 4 << 20)):
+            mallopt(option, num_bytes)
 
 
 def unbatched(dataset: tf.data.Dataset) -> tf.data.Dataset:

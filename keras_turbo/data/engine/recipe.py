@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
+from keras_turbo.data.engine.batch_store import BatchStore
 from keras_turbo.data.engine.batches import Batches
 from keras_turbo.data.engine.elements import Elements
 from keras_turbo.data.engine.failures import Failures
@@ -45,7 +46,7 @@ class Recipe:
     seed: int
     map_fn: RowFunction | None
     augment_fn: RowFunction | None
-    store: ExampleStore | None
+    store: ExampleStore | BatchStore | None
     failures: Failures
     workers: int
     counter: EpochCounter

@@ -16,22 +16,35 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from keras_turbo import files as storage
-from keras_turbo.data.records.local_copies import COMPRESSIONS
+from keras_turbo.data.engine.elements import Column, numpy_dtype
+from keras_turbo.data.records.copies import COMPRESSIONS
+from keras_turbo.data.records.features import KINDS, Features, Field, fewest_bytes
 
 FORMAT = "keras_turbo.tfrecord"
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
 
-STORED = ("int64", "float", "bytes", "raw", "image")
+# Of what a tensor is a list in a record, by how it is stored.
+_STORED = {"int64": tf.int64, "float": tf.float32, "bytes": tf.string, "raw": tf.string, "image": tf.string}
 
 # A list of sizes of a tensor whose sizes differ from record to record is kept under its name and this.
 _SHAPE_SUFFIX = "/shape"
+
+# Integers of up to this many values are lists, which any reader understands; longer ones are kept as their bytes, which
+# take less room and are read without decoding each.
+_LARGEST_INT64_LIST = 64
+
+# A million names of files take a tenth of it.
+_MOST_BYTES = 1 << 28
+
+# More than any memory holds. Over a shape that it can't count, TensorFlow ends the process.
+_MOST_VALUES = 1 << 48
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,98 +64,69 @@ class Leaf:
     shape: tuple[int | None, ...]
     stored: str
 
+    @classmethod
+    def of(cls, feature: str, spec: tf.TensorSpec) -> Leaf:
+        """How a tensor is stored: integers and float32 as lists of numbers where they are short, all else as bytes."""
+        shape, dtype = tuple(spec.shape), spec.dtype
+        size = math.prod(side or 0 for side in shape)
+        is_list = len(shape) <= 1 and (size > 0 or None in shape)
+        stored = "raw"
+        if dtype.is_quantized or not dtype.is_numpy_compatible or dtype in (tf.variant, tf.resource):
+            raise TypeError(f"{feature!r} has the type {dtype.name}, which can't be written to a TFRecord.")
+        if dtype == tf.string:
+            stored = "bytes"
+        elif dtype == tf.bool or (is_list and dtype.is_integer and dtype != tf.uint64 and size <= _LARGEST_INT64_LIST):
+            stored = "int64"
+        elif dtype == tf.float32 and is_list:
+            stored = "float"
+        return cls(feature, dtype.name, shape, stored)
+
     @property
-    def has_shape_feature(self) -> bool:
-        """Whether the sizes are kept in each record: all but a vector's, whose length tells itself."""
+    def _has_shape_feature(self) -> bool:
+        # All but a vector's, whose length tells itself.
         return None in self.shape and self.stored != "image" and (len(self.shape) > 1 or self.stored == "raw")
 
-    @property
-    def makes_batches(self) -> bool:
-        """Whether many of these can be decoded together."""
-        return self.stored != "image" and not self.has_shape_feature
+    def put(self, array: np.ndarray, example: tf.train.Example) -> None:
+        """Writes the tensor of an example into its record."""
+        features = example.features.feature
+        flat = array.ravel().astype(np.int64) if self.stored == "int64" else array.ravel()
+        values = [array.tobytes()] if self.stored == "raw" else flat.tolist()
+        getattr(features[self.feature], KINDS[_STORED[self.stored]]).value.extend(values)
+        if self._has_shape_feature:
+            features[self.feature + _SHAPE_SUFFIX].int64_list.value.extend(array.shape)
 
-    def features(self) -> dict[str, Any]:
-        """What `tf.io.parse_example` needs to know of it."""
-        number = 1 if self.stored in ("raw", "image") else None
-        kind = {"int64": tf.int64, "float": tf.float32}.get(self.stored, tf.string)
-        if number is None and None not in self.shape:
-            return {self.feature: tf.io.FixedLenFeature(list(self.shape), kind)}
-        own: dict[str, Any] = {
-            self.feature: tf.io.RaggedFeature(kind) if number is None else tf.io.FixedLenFeature([], kind)
-        }
-        if self.has_shape_feature:
-            own[self.feature + _SHAPE_SUFFIX] = tf.io.FixedLenFeature([len(self.shape)], tf.int64)
-        return own
+    def field(self) -> Field:
+        """How it is read; of an image what is parsed is the file."""
+        kind, is_list = _STORED[self.stored], self.stored not in ("raw", "image")
+        spec = tf.TensorSpec(self.shape, self.dtype)
+        features: Features = {self.feature: tf.io.FixedLenFeature(self.shape if is_list else [], kind)}
+        if is_list and None in self.shape:
+            features[self.feature] = tf.io.RaggedFeature(kind, row_splits_dtype=tf.int64)
+        if self._has_shape_feature:
+            features[self.feature + _SHAPE_SUFFIX] = tf.io.FixedLenFeature([len(self.shape)], tf.int64)
+        return Field(
+            self.feature,
+            spec,
+            "ragged" if self.shape == (None,) else "dense",
+            features,
+            self._column,
+            0 if self.stored == "image" else fewest_bytes(spec.shape, kind if is_list else spec.dtype),
+            is_image=self.stored == "image",
+        )
 
-    def decoded(self, parsed: dict[str, Any], is_batch: bool) -> Any:
-        """Graph code: the tensor, out of parsed features; with a first axis for a batch."""
-        value = parsed[self.feature]
-        dtype = tf.as_dtype(self.dtype)
+    def _column(self, parsed: dict[str, Column]) -> Column:
+        column, dtype = parsed[self.feature], numpy_dtype(tf.as_dtype(self.dtype))
+        if self.stored == "image":
+            return column
         if self.stored == "raw":
-            value = tf.io.decode_raw(value, tf.uint8)
-            if dtype.size > 1:
-                split = tf.concat([tf.shape(value)[:-1], [-1, dtype.size]], 0)
-                value = tf.bitcast(tf.reshape(value, split), dtype)
-            else:
-                value = tf.bitcast(value, dtype)
-        elif value.dtype != dtype:
-            value = tf.cast(value, dtype)
-        batch = [tf.shape(value)[0]] if is_batch else []
-        if self.has_shape_feature:
-            value = tf.reshape(value, parsed[self.feature + _SHAPE_SUFFIX])
-        elif self.stored == "raw":
-            value = tf.reshape(value, [*batch, *self.shape])
-        if isinstance(value, tf.RaggedTensor):
-            return value
-        return tf.ensure_shape(value, [*([None] if is_batch else []), *self.shape])
-
-    def encoded(self, array: Any) -> dict[str, tf.train.Feature]:
-        """The features of one tensor, given as a numpy array."""
-        flat = array.ravel()
-        if self.stored == "int64":
-            feature = tf.train.Feature(int64_list=tf.train.Int64List(value=flat.astype("int64")))
-        elif self.stored == "float":
-            feature = tf.train.Feature(float_list=tf.train.FloatList(value=flat))
-        elif self.stored == "bytes":
-            feature = tf.train.Feature(bytes_list=tf.train.BytesList(value=flat.tolist()))
-        else:
-            little = array.astype(array.dtype.newbyteorder("<")) if array.dtype.byteorder == ">" else array
-            feature = tf.train.Feature(bytes_list=tf.train.BytesList(value=[little.tobytes()]))
-        features = {self.feature: feature}
-        if self.has_shape_feature:
-            sizes = tf.train.Feature(int64_list=tf.train.Int64List(value=array.shape))
-            features[self.feature + _SHAPE_SUFFIX] = sizes
-        return features
-
-
-def leaf_of(feature: str, spec: tf.TensorSpec) -> Leaf:
-    """How a tensor is stored: integers and float32 as lists of numbers where they are short, all else as bytes.
-
-    Raises:
-        TypeError: a type that has no bytes that could be kept.
-    """
-    shape = tuple(spec.shape)
-    size = math.prod(side or 0 for side in shape)
-    dtype = spec.dtype
-    is_empty = None not in shape and size == 0 and bool(shape)
-    if dtype == tf.string:
-        stored = "bytes"
-    elif dtype == tf.bool:
-        stored = "int64"
-    elif dtype.is_quantized or not dtype.is_numpy_compatible or dtype in (tf.variant, tf.resource):
-        raise TypeError(f"{feature!r} has the type {dtype.name}, which can't be written to a TFRecord.")
-    elif dtype == tf.float32 and len(shape) <= 1 and not is_empty:
-        stored = "float"
-    elif dtype.is_integer and dtype != tf.uint64 and len(shape) <= 1 and size <= _LARGEST_INT64_LIST and not is_empty:
-        stored = "int64"
-    else:
-        stored = "raw"
-    return Leaf(feature, dtype.name, shape, stored)
-
-
-# Integers of up to this many values are lists, which any reader understands; longer ones are kept as their bytes, which
-# take less room and are read without decoding each.
-_LARGEST_INT64_LIST = 64
+            column = [np.frombuffer(data, dtype) for data in column]
+        if isinstance(column, np.ndarray):
+            return column.astype(dtype, copy=False)
+        shapes = parsed[self.feature + _SHAPE_SUFFIX] if self._has_shape_feature else [self.shape] * len(column)
+        if self.shape == (None,):
+            shapes = [-1] * len(column)
+        rows = [row.astype(dtype, copy=False).reshape(shape) for row, shape in zip(column, shapes, strict=True)]
+        return rows if None in self.shape else np.stack(rows)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,30 +158,31 @@ class Manifest:
         """Number of records in all files."""
         return sum(self.files.values())
 
+    @property
+    def leaves(self) -> list[Leaf]:
+        """The tensors of an element, in the order of `tf.nest`."""
+        return tf.nest.flatten(self.element)
+
     def save(self, folder: str) -> None:
         """Writes it, whole or not at all."""
         content = {
             "format": FORMAT,
             "version": FORMAT_VERSION,
             "num_examples": self.num_examples,
-            **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)},
-            "element": _to_json(self.element),
+            **vars(self),
+            "element": tf.nest.map_structure(dataclasses.asdict, self.element),
         }
         write_json(storage.join(folder, MANIFEST_NAME), content)
 
 
 def load_manifest(folder: str) -> Manifest | None:
-    """The manifest of a folder; None where there is none of this package.
-
-    Raises:
-        ValueError: it is damaged, of a later version, or names files outside of its folder.
-    """
+    """The manifest of a folder; None where there is none of this package. What is wrong with it is a ValueError."""
     path = storage.join(folder, MANIFEST_NAME)
     try:
-        content = json.loads(storage.read_bytes(path).decode("utf-8"))
-    except FileNotFoundError:
+        content = read_json(path)
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    except (ValueError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise ValueError(f"{path!r} is no JSON ({error}). Restore it, or give `features`.") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         return None  # somebody else's
@@ -208,44 +193,27 @@ def load_manifest(folder: str) -> Manifest | None:
         )
     try:
         names = {field.name for field in dataclasses.fields(Manifest)}
-        manifest = Manifest(
-            **{name: value for name, value in content.items() if name in names and name != "element"},
-            element=_from_json(content["element"]),
-        )
+        own = {name: value for name, value in content.items() if name in names}
+        manifest = Manifest(**own | {"element": _from_json(content["element"])})
         _check(manifest)
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{path!r} is damaged: {error}. Restore it, or give `features`.") from error
     return manifest
 
 
+def read_json(path: str) -> Any:
+    """The content of a JSON file; raises ValueError if it is none, is nested too deeply, or too large."""
+    if storage.status_of(path).size > _MOST_BYTES:
+        raise ValueError(f"it has more than {_MOST_BYTES >> 20} MB")
+    try:
+        return json.loads(storage.read_bytes(path))
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
 def write_json(path: str, content: Any) -> None:
     """Writes a JSON file such that its name never stands for half of it."""
-    storage.write_whole(path, json.dumps(content, indent=1).encode("utf-8"))
-
-
-def with_leaves(structure: Any, function: Callable[[Leaf], Any]) -> Any:
-    """A structure in which each leaf is replaced by what a function makes of it."""
-    if isinstance(structure, Leaf):
-        return function(structure)
-    if isinstance(structure, tuple):
-        return tuple(with_leaves(item, function) for item in structure)
-    return {name: with_leaves(item, function) for name, item in structure.items()}
-
-
-def leaves_of(structure: Any) -> list[Leaf]:
-    """The leaves of a structure, in the order of `tf.nest.flatten`."""
-    if isinstance(structure, Leaf):
-        return [structure]
-    items = structure if isinstance(structure, tuple) else [structure[name] for name in sorted(structure)]
-    return [leaf for item in items for leaf in leaves_of(item)]
-
-
-def _to_json(structure: Any) -> Any:
-    if isinstance(structure, tuple):
-        return [_to_json(item) for item in structure]
-    if isinstance(structure, dict):
-        return {name: _to_json(item) for name, item in structure.items()}
-    return dataclasses.asdict(structure)
+    storage.write_whole(path, json.dumps(content, indent=1).encode())
 
 
 def _from_json(content: Any) -> Any:
@@ -259,19 +227,24 @@ def _from_json(content: Any) -> Any:
 
 
 def _check(manifest: Manifest) -> None:
-    if not isinstance(manifest.files, dict) or not manifest.files:
-        raise ValueError("it names no files")
     for name, count in manifest.files.items():
-        if name != os.path.basename(name) or name in ("", ".", "..") or not isinstance(count, int) or count < 0:
+        if name != os.path.basename(name) or name in ("", ".", "..") or type(count) is not int or count < 0:
             raise ValueError(f"{name!r}: {count!r} is no file in its folder with a number of records")
-    if not isinstance(manifest.interleave, int) or manifest.interleave < 1:
+    if not manifest.files or not manifest.leaves:
+        raise ValueError("it names no files, or no tensors")
+    if type(manifest.interleave) is not int or manifest.interleave < 1:
         raise ValueError(f"interleave is {manifest.interleave!r}")
     if not isinstance(manifest.compression, str) or manifest.compression not in COMPRESSIONS:
         raise ValueError(f"compression is {manifest.compression!r}")
-    leaves = leaves_of(manifest.element)
-    for leaf in leaves:
-        tf.as_dtype(leaf.dtype)
-        if leaf.stored not in STORED or any(side is not None and not isinstance(side, int) for side in leaf.shape):
+    names = manifest.class_names
+    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise ValueError(f"class_names is {names!r}")
+    for leaf in manifest.leaves:
+        sizes = [side for side in leaf.shape if side is not None]
+        is_shape = all(type(side) is int and side >= 0 for side in sizes)
+        is_shape = is_shape and math.prod(side for side in sizes if side) < _MOST_VALUES
+        is_type = tf.as_dtype(leaf.dtype).is_numpy_compatible and (leaf.dtype == "string") == (leaf.stored == "bytes")
+        if not is_shape or not is_type or leaf.stored not in _STORED:
             raise ValueError(f"{leaf} is no way in which tensors are stored")
-    if manifest.label is not None and manifest.label not in [leaf.feature for leaf in leaves]:
+    if manifest.label is not None and manifest.label not in [leaf.feature for leaf in manifest.leaves]:
         raise ValueError(f"its label {manifest.label!r} is no feature")

@@ -1,180 +1,217 @@
-"""Records by position: read at their offsets, whatever the order, and checked by TensorFlow's own reader.
+"""Records by position: byte ranges of files by their index, in whatever order.
 
-TensorFlow reads TFRecords one after the other. Those that follow one another are so read where they are. Others that
-are wanted together are copied, as they are, into a file in memory, and that is read by TensorFlow at its full speed,
-checksums included. Copying costs a tenth of a microsecond a kilobyte; a reader of single records, which opens the file
-for each, took 60 us a record (two cores).
+TensorFlow's own reader, which compares checksums, reads records that follow one another in a file. Others that are
+wanted together are copied, as they are, into a file in memory for it, a thousand in one system call and without
+Python's lock. Few records are read one by one, and so are those in which something is wrong, to say what it is.
 """
 
 from __future__ import annotations
 
-import collections
+import contextlib
+import ctypes
 import functools
-import itertools
+import heapq
+import mmap
 import os
+import pathlib
+import resource
+import threading
+import weakref
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import tensorflow as tf
 
 from keras_turbo import files as storage
-from keras_turbo.data.records.framing import what_is_wrong
-from keras_turbo.data.records.index import RecordIndex
-from keras_turbo.data.records.local_copies import DAMAGE_MARK
-from keras_turbo.data.records.open_files import OpenFiles, Places
-from keras_turbo.data.records.scratch_files import ScratchFiles
-from keras_turbo.data.variant_dataset import VariantDataset
+from keras_turbo.data.engine.failures import reason_of
+from keras_turbo.data.engine.store import fits_in_memory
+from keras_turbo.data.records.index import FOOTER_BYTES, FRAME_BYTES, HEADER_BYTES, index_of, is_whole, what_is_wrong
+from keras_turbo.files import is_remote
 
-# What TensorFlow reads of a file at once, at most.
-_BUFFER_BYTES = 1 << 18
+# Of the files that this process may open, this share is kept open; all others are opened for each read.
+_SHARE_OF_OPEN_FILES = 0.25
+_FEWEST_KEPT_OPEN = 16
+
+# Less than this is read without asking whether there is memory for it.
+_LARGE_BYTES = 1 << 28
+
+# Parts that a system call takes at most (Linux).
+_MOST_PARTS = 1024
 
 
 class RecordReader:
-    """Records of several files by position.
+    """Records of several files by position; what is left of a damaged file has a position, too.
 
     Args:
-        indices: of the files, in the order of their records.
-        names: what an error calls each file: for a compressed one not that of its unpacked copy.
-        interleave: from how many files, taken in turn, records come one by one in the order of positions, as in
-            `tf.data.Dataset.interleave(cycle_length=interleave)`; 1 is one file after the other.
+        paths: of the files, in the order of their records: for a compressed one its unpacked copy.
+        names: what an error calls each file.
+        cache_folder: where indices are kept if they can't be beside their files.
+        interleave: from how many files records come in turn, as in `tf.data.Dataset.interleave`.
     """
 
-    def __init__(self, indices: Sequence[RecordIndex], names: Sequence[str], interleave: int = 1) -> None:
-        self._indices = list(indices)
+    def __init__(
+        self, paths: Sequence[str], names: Sequence[str], cache_folder: pathlib.Path, interleave: int = 1
+    ) -> None:
+        self._paths = list(paths)
         self._names = list(names)
-        counts = np.array([index.num_entries for index in indices], np.int64)
-        # The number of the first entry of each file, and of all.
-        self._first = np.concatenate([[0], np.cumsum(counts)])
-        self._offsets = np.concatenate([index.offsets for index in indices])
-        self._order = None if interleave == 1 or len(indices) == 1 else interleaved(counts.tolist(), interleave)
-        self._scratch = ScratchFiles()
-        self._files = OpenFiles([index.path for index in indices])
+        self._remote = {number for number, path in enumerate(paths) if is_remote(path)}
+        #: Whether reading is a request over a network.
+        self.is_remote = bool(self._remote)
+        self._open: dict[int, _OpenFile] = {}
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._most_open = max(_FEWEST_KEPT_OPEN, int(limit * _SHARE_OF_OPEN_FILES))
+        self._scratch = threading.local()
 
-    @property
-    def num_entries(self) -> int:
-        """Number of positions: records, and the damaged rest of a file as one more."""
+        def index(number: int) -> tuple[np.ndarray, bool]:
+            return index_of(paths[number], lambda at, size: self._read_at(number, at, size), cache_folder)
+
+        numbers = range(len(paths))
+        indices = storage.each_of(index, numbers) if self.is_remote else [index(number) for number in numbers]
+        offsets = [one for one, _ in indices]
+        self._are_damaged = [is_damaged for _, is_damaged in indices]
+        #: Number of records in each file.
+        self.counts = [len(one) - 1 - is_damaged for one, is_damaged in indices]
+        self._open.clear()
+        entries = [len(one) - 1 for one in offsets]
+        # The number of the first entry of each file, and of all.
+        self._first = np.cumsum([0, *entries])
+        self._offsets = np.concatenate(offsets)
+        self._order = None if interleave == 1 or len(paths) == 1 else interleaved(entries, interleave)
+        #: Bytes of a record, with its checksums: on average, and of the largest.
+        self.mean_bytes = sum(int(one[-1]) for one in offsets) / max(1, len(self))
+        self.most_bytes = max((int(np.diff(one).max()) for one in offsets if len(one) > 1), default=0)
+
+    def __len__(self) -> int:
         return int(self._first[-1])
 
     @property
-    def mean_bytes(self) -> float:
-        """Bytes of a record, on average."""
-        return sum(index.size for index in self._indices) / max(1, self.num_entries)
-
-    @property
-    def whole_counts(self) -> list[int]:
-        """Number of records that each file has, without a damaged rest."""
-        return [index.num_entries - index.is_damaged for index in self._indices]
-
-    def first_positions(self, num_files: int, num_records: int) -> list[int]:
-        """Some positions: the first of some files that have records, as evenly as can be."""
-        files = np.flatnonzero(self.whole_counts)
-        if not len(files):
-            return []
-        files = files[np.unique(np.linspace(0, len(files) - 1, num_files).astype(int))]
-        share = -(-num_records // len(files))
-        entries = np.concatenate(
-            [self._first[file] + np.arange(min(share, self.whole_counts[file])) for file in files.tolist()]
-        )
-        if self._order is not None:
-            positions = np.empty_like(self._order)
-            positions[self._order] = np.arange(len(self._order))
-            entries = positions[entries]
-        return entries.tolist()
+    def can_gather(self) -> bool:
+        """Whether records of all files can be put together: not if there are more than can be open."""
+        return self.is_remote or len(self._paths) <= self._most_open
 
     def describe(self, position: int) -> str:
         """The file of a position, and where in it the record is."""
-        entry, file = self._entry_and_file(np.array([position]))
-        begin = self._offsets[entry + file][0]
-        return f"{self._names[file[0]]}, record {entry[0] - self._first[file[0]]} at byte {begin}"
+        (entry,), (file,) = self._entries_and_files(np.array([position]))
+        return f"{self._names[file]}, record {entry - self._first[file]} at byte {self._offsets[entry + file]}"
 
     def damaged_files(self) -> Iterator[str]:
         """What is wrong with each file that is truncated, or in which a length is damaged."""
-        for number, index in enumerate(self._indices):
-            if index.is_damaged:
-                name = f"{self._names[number]}, record {index.num_entries - 1} at byte {index.offsets[-2]}"
-                frame = self._files.read(number, int(index.offsets[-2]), int(index.offsets[-1] - index.offsets[-2]))
-                yield f"{name}: {_reason(frame)}"
+        for file in np.flatnonzero(self._are_damaged).tolist():
+            begin, end = self._offsets[self._first[file + 1] + file - 1 :][:2].tolist()
+            reason = what_is_wrong(self._read_at(file, begin, end - begin))
+            yield f"{self._names[file]}, record {self.counts[file]} at byte {begin}: {reason}"
 
-    def read(self, positions: np.ndarray) -> tuple[tf.Tensor, np.ndarray]:
-        """Reads records.
+    def records(self, positions: np.ndarray) -> list[bytes]:
+        """The data of records; raises ValueError and OSError, if one of them can't be read or is damaged."""
+        records = []
+        for file, begin, end in zip(*(vector.tolist() for vector in self._places(positions)), strict=True):
+            try:
+                data = self._read_at(file, begin + HEADER_BYTES, max(0, end - begin - FRAME_BYTES))
+                checksum = self._read_at(file, end - FOOTER_BYTES, FOOTER_BYTES)
+            except (OSError, ValueError) as error:
+                self._open.pop(file, None)  # a server may have forgotten it
+                raise OSError(f"the file can't be read: {reason_of(error)}") from error
+            if not is_whole(data, checksum):
+                raise ValueError(what_is_wrong(self._read_at(file, begin, end - begin)))
+            records.append(data)
+        return records
 
-        Args:
-            positions: int64 vector.
+    @contextlib.contextmanager
+    def together(self, positions: np.ndarray) -> Iterator[tuple[str, int]]:
+        """A context with a file and an offset in it, from where these records follow one another; raises OSError."""
+        files, begins, ends = self._places(positions)
+        is_first = np.append(True, (files[1:] != files[:-1]) | (begins[1:] != ends[:-1]))
+        firsts = np.flatnonzero(is_first)
+        if len(firsts) == 1 and not self.is_remote:
+            yield self._paths[files[0]], int(begins[0])
+            return
+        files, begins, ends = files[firsts], begins[firsts], ends[np.append(firsts[1:], len(ends)) - 1]
+        if not hasattr(self._scratch, "file"):
+            self._scratch.file = _ScratchFile()
+        if self.is_remote:
+            runs = zip(files.tolist(), begins.tolist(), (ends - begins).tolist(), strict=True)
+            self._scratch.file.write(storage.each_of(lambda run: self._read_at(*run), runs))
+        else:
+            used, which = np.unique(files, return_inverse=True)
+            opened = [self._opened(file) for file in used.tolist()]
+            addresses = np.array([file.content.ctypes.data for file in opened])
+            self._scratch.file.gather(addresses[which] + begins, ends - begins)
+        yield self._scratch.file.path, 0
 
-        Returns:
-            The data of each as a vector of strings, and for which of them (bool) that could be read and matches its
-            checksum; the others are empty.
-        """
-        records = self._checked(positions)
-        if records is not None:
-            return records, np.ones(len(positions), np.bool_)
-        # One of them is damaged, and TensorFlow tells nothing of those behind it. Halves find out which one it is with
-        # far fewer reads than there are records, each of which may be a request over a network.
-        if len(positions) == 1:
-            return tf.constant([""]), np.zeros(1, np.bool_)
-        half = len(positions) // 2
-        (records, are_whole), (others, are_others_whole) = self.read(positions[:half]), self.read(positions[half:])
-        return tf.concat([records, others], 0), np.concatenate([are_whole, are_others_whole])
+    def _read_at(self, file: int, offset: int, size: int) -> bytes:
+        """Bytes of a file: fewer where it has become shorter."""
+        if size > _LARGE_BYTES and not fits_in_memory(size):
+            raise ValueError(f"a record of {size / 1e9:.1f} GB would take more than half of the free memory.")
+        if file in self._remote:
+            return storage.read_at(self._paths[file], offset, size)
+        opened = self._opened(file)
+        data = os.pread(opened.descriptor, size, offset)
+        while len(data) < size and (more := os.pread(opened.descriptor, size - len(data), offset + len(data))):
+            data += more  # the system gives at most 2 GB at once
+        return data
 
-    @property
-    def reads_copies(self) -> bool:
-        """Whether what is read are copies in the cache folder, of compressed files or of those behind a scheme."""
-        return any(index.path != storage.absolute(name) for index, name in zip(self._indices, self._names, strict=True))
+    def _opened(self, file: int) -> _OpenFile:
+        opened = self._open.get(file)
+        if opened is None:
+            opened = _OpenFile(self._paths[file])
+            if len(self._open) >= self._most_open:
+                self._open.popitem()
+            self._open[file] = opened
+        return opened
 
-    @functools.cached_property
-    def _encoded_paths(self) -> list[bytes]:
-        return [os.fsencode(index.path) for index in self._indices]
+    def _places(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Of records the file of each, and where in it they begin and end."""
+        entries, files = self._entries_and_files(positions)
+        return files, self._offsets[entries + files], self._offsets[entries + files + 1]
 
-    def read_in_graph(self, position: tf.Tensor) -> tf.Tensor:
-        """Graph code: the data of one record by TensorFlow's operations alone, which open its file for it."""
-        entry = position if self._order is None else tf.gather(self._order, position)
-        file = tf.searchsorted(self._first, entry[None], side="right", out_type=tf.int64)[0] - 1
-        variant = tf.raw_ops.TFRecordDatasetV2(
-            filenames=tf.gather(tf.constant(self._encoded_paths), file)[None],
-            compression_type="",
-            buffer_size=tf.constant(_BUFFER_BYTES, tf.int64),
-            byte_offsets=tf.gather(self._offsets, entry + file)[None],
-        )
-        first = tf.raw_ops.TakeDataset(
-            input_dataset=variant, count=tf.constant(1, tf.int64), output_types=[tf.string], output_shapes=[[]]
-        )
-        (record,) = tf.raw_ops.DatasetToSingleElement(dataset=first, output_types=[tf.string], output_shapes=[[]])
-        return record
-
-    def read_one(self, position: np.integer) -> tuple[bytes, bytes]:
-        """Reads one record: its data and b"", or b"" and what is wrong with it."""
-        positions = np.array([position], np.int64)
-        record = self._checked(positions)
-        if record is not None:
-            return record.numpy()[0], b""
-        places = self._places(positions)
-        return b"", _reason(
-            self._files.read(int(places.files[0]), int(places.begins[0]), int(places.sizes[0]))
-        ).encode()
-
-    def _checked(self, positions: np.ndarray) -> tf.Tensor | None:
-        """The data of some records, by TensorFlow's reader; None if one of them is damaged."""
-        if not len(positions):
-            return tf.zeros([0], tf.string)
-        places = self._places(positions)
-        if places.are_one_run and self._files.are_near:
-            return _read_by_tensorflow(
-                self._indices[places.files[0]].path, int(places.begins[0]), int(places.sizes.sum()), len(positions)
-            )
-        with self._scratch.lent() as scratch:
-            if not scratch.fill(self._files, places):
-                return None
-            return _read_by_tensorflow(scratch.path, 0, int(places.sizes.sum()), len(positions))
-
-    def _places(self, positions: np.ndarray) -> Places:
-        entries, files = self._entry_and_file(positions)
-        begins = self._offsets[entries + files]
-        are_one_run = bool((files == files[0]).all() and (np.diff(entries) == 1).all())
-        return Places(files, begins, self._offsets[entries + files + 1] - begins, are_one_run)
-
-    def _entry_and_file(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _entries_and_files(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         entries = positions if self._order is None else self._order[positions]
         return entries, np.searchsorted(self._first, entries, "right") - 1
+
+
+class _OpenFile:
+    """A file of this machine that is open until nothing, here or in another thread, holds it any more."""
+
+    def __init__(self, path: str) -> None:
+        self._context = storage.opened(path)
+        self.descriptor = self._context.__enter__()[0].fileno()
+
+    @functools.cached_property
+    def content(self) -> np.ndarray:
+        """Its bytes. They must not be touched but by system calls: where they can't be read, the process would end."""
+        return np.frombuffer(mmap.mmap(self.descriptor, 0, mmap.MAP_PRIVATE, mmap.PROT_READ), np.uint8)
+
+
+class _ScratchFile:
+    """A file in memory, of one thread."""
+
+    def __init__(self) -> None:
+        self._descriptor = os.memfd_create("keras_turbo_records")
+        self.path = f"/proc/self/fd/{self._descriptor}"
+        weakref.finalize(self, os.close, self._descriptor)
+
+    def write(self, parts: Sequence[bytes]) -> None:
+        """Takes some parts, one behind the other."""
+        os.pwrite(self._descriptor, b"".join(parts), 0)
+
+    def gather(self, addresses: np.ndarray, sizes: np.ndarray) -> None:
+        """As `write`, for parts of memory; raises OSError if it can't be read."""
+        parts = np.stack([addresses, sizes], axis=1).astype(np.uint64)
+        done = 0
+        for begin in range(0, len(parts), _MOST_PARTS):
+            some = parts[begin : begin + _MOST_PARTS]
+            written = _pwritev()(self._descriptor, some.ctypes.data, len(some), done)
+            if written != int(some[:, 1].sum()):
+                raise OSError(ctypes.get_errno(), "A file can't be read, or has become shorter")
+            done += written
+
+
+@functools.cache
+def _pwritev() -> ctypes._CFuncPtr:
+    # os.pwritev takes a Python object for each part.
+    function = ctypes.CDLL(None, use_errno=True).pwritev
+    function.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_longlong]
+    function.restype = ctypes.c_ssize_t
+    return function
 
 
 def interleaved(counts: Sequence[int], cycle_length: int) -> np.ndarray:
@@ -183,65 +220,11 @@ def interleaved(counts: Sequence[int], cycle_length: int) -> np.ndarray:
     The order is that of `tf.data.Dataset.interleave`: a file that is found to be through at its turn gives nothing, and
     at its next turn the next file begins.
     """
-    first = np.concatenate([[0], np.cumsum(counts)]).tolist()
-    waiting = collections.deque([begin, end] for begin, end in itertools.pairwise(first))
-    # For each place in the cycle the next entry of its file and the end of it; None where there is no file.
-    cycle: list[list[int] | None] = [None] * min(cycle_length, len(counts))
-    pieces = []
-    while waiting or any(cycle):
-        in_use = [place for place in cycle if place is not None]
-        if in_use and (len(in_use) == len(cycle) or not waiting):
-            # So many rounds go by in which each file gives something.
-            rounds = min(end - begin for begin, end in in_use)
-            starts = np.array([begin for begin, _ in in_use], np.int64)
-            pieces.append((np.arange(rounds)[:, None] + starts).ravel())
-            for place in in_use:
-                place[0] += rounds
-        # One round in which files may be through, or begin.
-        entries = []
-        for number in range(len(cycle)):
-            if cycle[number] is None and waiting:
-                cycle[number] = waiting.popleft()
-            place = cycle[number]
-            if place is not None and place[0] < place[1]:
-                entries.append(place[0])
-                place[0] += 1
-            else:
-                cycle[number] = None
-        pieces.append(np.array(entries, np.int64))
-    return np.concatenate(pieces) if pieces else np.zeros(0, np.int64)
-
-
-def _reason(frame: bytes) -> str:
-    if frame.endswith(DAMAGE_MARK):
-        return "the compressed data are damaged or end early, so that nothing behind this can be read."
-    return what_is_wrong(frame)
-
-
-def _read_by_tensorflow(path: str, offset: int, size: int, number: int) -> tf.Tensor | None:
-    """So many records that follow one another in a file, as a vector of strings; None if one of them is damaged."""
-    buffer = min(size, _BUFFER_BYTES)
-    try:
-        numbers = (tf.constant(value, tf.int64) for value in (offset, buffer, number))
-        # A name on Linux is any bytes, which are no UTF-8 where others chose them.
-        records = _reading_function()(*numbers, tf.constant(os.fsencode(path)))
-    except (tf.errors.DataLossError, tf.errors.OutOfRangeError, tf.errors.InvalidArgumentError):
-        return None
-    return records if len(records) == number else None
-
-
-@functools.cache
-def _reading_function() -> tf.types.experimental.ConcreteFunction:
-    def read(offset: tf.Tensor, buffer_bytes: tf.Tensor, number: tf.Tensor, path: tf.Tensor) -> tf.Tensor:
-        # tf.data.TFRecordDataset has no offsets.
-        variant = tf.raw_ops.TFRecordDatasetV2(
-            filenames=[path], compression_type="", buffer_size=buffer_bytes, byte_offsets=[offset]
-        )
-        records = VariantDataset(variant, tf.TensorSpec([], tf.string), [], holds=None)
-        return records.take(number).batch(number).get_single_element()
-
-    number = tf.TensorSpec([], tf.int64)
-    with tf.init_scope(), tf.device("CPU:0"):
-        return tf.function(
-            read, input_signature=[number, number, number, tf.TensorSpec([], tf.string)], autograph=False
-        ).get_concrete_function()
+    # For each place in the cycle the round in which it takes its next file.
+    free = [(0, place) for place in range(min(cycle_length, len(counts)))]
+    turns = []
+    for count in counts:
+        begin, place = heapq.heappop(free)
+        turns.append(np.arange(begin, begin + count) * cycle_length + place)
+        heapq.heappush(free, (begin + count + 1, place))
+    return np.argsort(np.concatenate(turns), kind="stable")

@@ -341,8 +341,12 @@ def _require_channels(paths: Sequence[str], channels: int) -> None:
 def _channels_of(path: str) -> int | None:
     try:
         head = files.read_at(path, 0, _HEAD_BYTES)
-        if audio_kind(head) is None:
+        kind = audio_kind(head)
+        form = head.find(b"fmt ")
+        if kind is None or (kind == "wav" and form < 0):
             return None
+        if kind == "wav":  # which needs no library
+            return int.from_bytes(head[form + 10 : form + 12], "little")
         soundfile = _library("soundfile")
         with soundfile.SoundFile(io.BytesIO(head)) as file:
             return file.channels

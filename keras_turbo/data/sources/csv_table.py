@@ -1,142 +1,200 @@
-"""CSV files, each row of which is one example."""
+"""CSV files, each row of which is one example: kept in memory; those that do not fit there, as copies in Parquet.
+
+CACHE_DIR/tabular/<digest of path>/<digest of the file's state>-<digest of how it is read>.parquet
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import errno
+import json
 import os
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
-
-from keras_turbo.data.example_store import fits_in_memory
-from keras_turbo.data.failures import ExampleLoadError, SkippedExample
+from keras_turbo import files as storage
+from keras_turbo.data.engine.disk_store import digest
+from keras_turbo.data.engine.failures import ExampleLoadError, SkippedExample
+from keras_turbo.data.engine.store import LARGEST_SHARE_OF_FREE
 from keras_turbo.data.settings import Settings
-from keras_turbo.data.sources.loaded_table import LoadedPart, LoadedTableSource
-from keras_turbo.data.sources.parquet import warn_of_left_out
-from keras_turbo.data.sources.row_groups import RowGroupSource
-from keras_turbo.data.sources.tabular import row_group_source
-from keras_turbo.data.tables.columns import Column, check_dtypes, column_of
-from keras_turbo.data.tables.csv_copies import copies_of
-from keras_turbo.data.tables.csv_format import CsvFormat
-from keras_turbo.data.tables.csv_rows import CsvRows, WiderColumnError, left_out_of
-from keras_turbo.data.tables.csv_types import CsvLook, agreed_types, look_at
-from keras_turbo.data.tables.files import find_table_files
-from keras_turbo.data.tables.missing import Missing
-from keras_turbo.data.tables.parts import check_known, check_names, parts_of
-from keras_turbo.data.tables.pyarrow_library import load_pyarrow
-from keras_turbo.data.tables.row_groups import numbers_without, row_groups_of
-from keras_turbo.data.tables.rows import decode_rows, raise_first_flaw
-from keras_turbo.data.tables.table import Table
-from keras_turbo.files import default_cache_dir
+from keras_turbo.data.sources import tables
+from keras_turbo.data.tables.columns import Rows, load_pyarrow
+from keras_turbo.data.tables.csv_files import CsvFormat, OtherTypesError, csv_rows, first_types, whole_types
+from keras_turbo.data.tables.parquet_files import TableFile, open_file
+from keras_turbo.data.tables.table import DisagreementError, Request, Table, each_file, find_table_files, no_row
 from keras_turbo.machine import free_memory_bytes
+from keras_turbo.report import progress_bar
 
-_IN_NAMES = (".csv", ".tsv")
+FORMAT_VERSION = 2
 
-# A table that is loaded is there as Arrow has it, as rows of a file and as tensors, for a moment.
-_COPIES_WHILE_LOADING = 3
-# Python's object of a string, and its number.
-_TEXT_OVERHEAD_BYTES = 52
+# A row group of a copy has so many rows (fewer, if they are so large): reading one is no more than reading, and many
+# are shuffled.
+_ROWS_IN_GROUP = 65_536
+_BYTES_IN_GROUP = 256 << 20
+
+# Where a copy keeps which rows it has not.
+_LEFT_OUT_KEY = b"keras_turbo.left_out"
+
+# Gives the rows of a file but those that it puts into the list.
+_Read = Callable[[str, list[SkippedExample]], Iterator[Rows]]
+
+
+class _TooLargeError(Exception):
+    """The rows take more memory than they may."""
 
 
 def csv_source(
-    pattern: str | os.PathLike | Sequence[str | os.PathLike],
-    columns: str | Sequence[str] | None,
-    *,
-    label: str | None,
-    sample_weight: str | None,
-    form: CsvFormat,
-    dtypes: Any,
-    missing: Any,
-    settings: Settings,
-) -> tuple[LoadedTableSource | RowGroupSource, Settings]:
+    pattern: Any, request: Request, form: CsvFormat, settings: Settings
+) -> tuple[tables.TableSource, Settings]:
     """The source of `FastDataset.from_csv`, and the settings as they apply to it."""
-    check_names(columns, label, sample_weight)
-    wanted = check_dtypes(dtypes)
-    option = Missing(missing)
-    pa = load_pyarrow("from_csv()")
-    paths = find_table_files(pattern, _IN_NAMES, "CSV")
     skip = settings.on_error == "skip"
-    looks, left_out = look_at(paths, form, skip=skip)
-    if not looks:
-        raise ValueError(f"The {len(paths)} files that match {pattern!r} hold no row.")
-    parts = parts_of(columns, label, sample_weight, looks[0].names, looks[0].path)
-    check_known("`dtypes`", wanted, looks[0].names, looks[0].path)
-    types = agreed_types(looks, wanted, None if columns is None else parts.names)
-    types = {name: types[name] for name in parts.names}
-    while True:
-        read = [column_of(pa.field(name, kind), wanted.get(name), None, looks[0].path) for name, kind in types.items()]
-        fills = option.values_for(read)
-        filled = [column.name for column in read if column.is_text and column.name in fills]
-        rows = CsvRows(form, types, types.keys() - wanted.keys(), filled, skip)
-        table = Table("csv", paths, read, parts, fills, left_out, written_as=form.to_list())
-        try:
-            source, applied = _source(table, looks, rows, settings)
-            break
-        except WiderColumnError as error:
-            types = types | {error.name: pa.float64()}
-    warn_of_left_out(source.left_out, stacklevel=3)
-    return source, applied
+    paths = find_table_files(pattern, (".csv", ".tsv"), "CSV")
+    files, left_out = each_file(paths, lambda path: first_types(path, form), skip=skip)
+    parts = request.parts(files[0][1].names, files[0][0])
+    known = [path for path, _ in files]
+    try:
+        source, settings = _source_of(request, files, parts, form, settings, paths=paths, left_out=left_out)
+    except (OtherTypesError, DisagreementError):
+        # Types were those of the first rows.
+        files, more = each_file(known, lambda path: whole_types(path, form, parts.names), skip=skip)
+        request, left_out = dataclasses.replace(request, columns=parts.x), left_out + more
+        source, settings = _source_of(request, files, parts, form, settings, paths=paths, left_out=left_out)
+    tables.warn_of_left_out(source.left_out, stacklevel=3)
+    return source, settings
 
 
-def _source(
-    table: Table, looks: Sequence[CsvLook], rows: CsvRows, settings: Settings
-) -> tuple[LoadedTableSource | RowGroupSource, Settings]:
-    needed = _COPIES_WHILE_LOADING * sum(_bytes_of(look, table.columns) for look in looks)
-    if settings.cache == "memory" and needed > free_memory_bytes():
-        raise ValueError(
-            f"cache='memory' needs about {needed / 1e9:.2f} GB to load the table, but {free_memory_bytes() / 1e9:.2f} "
-            "GB are free. Use cache='auto' to have it converted to Parquet and read a part at a time, or choose "
-            "`columns`."
-        )
-    if settings.cache == "memory" or fits_in_memory(int(needed)):
-        # The table itself is in memory now. What map_fn makes of it is kept where it can be.
-        kept = settings.cache if settings.cache != "memory" else "auto"
-        return _loaded(table, looks, rows), dataclasses.replace(settings, cache=kept)
-    files, left_out = copies_of([look.path for look in looks], rows, settings.cache_dir_or(default_cache_dir()))
-    table = dataclasses.replace(table, left_out=[*table.left_out, *left_out])
-    groups = row_groups_of(files)
+def _source_of(
+    request: Request, files: list[tuple[str, Any]], parts: Any, form: CsvFormat, settings: Settings, **known: Any
+) -> tuple[tables.TableSource, Settings]:
+    """As `csv_source`, of files of which the types are known."""
+    pa = load_pyarrow()
+    table, kinds = request.table(files, parts, written_as=repr(form), **known)
+    parsed = {name: kind for name, kind in kinds.items() if name not in request.types and kind != pa.string()}
+    paths, skip, must = [path for path, _ in files], settings.on_error == "skip", settings.cache == "memory"
+
+    def read(path: str, left_out: list[SkippedExample]) -> Iterator[Rows]:
+        for rows in csv_rows(path, form, parsed, table.schema, table.fills):
+            yield rows.whole(left_out, skip=skip)
+
+    most = free_memory_bytes() * (1 if must else LARGEST_SHARE_OF_FREE) / tables.COPIES_WHILE_LOADING
+    # Columns take about as much as their text.
+    if must or sum(status.size for status in storage.each_path(storage.status_of, paths)) <= most:
+        loaded = _loaded(table, paths, read, most, skip=skip)
+        if loaded is not None:
+            # The table itself is in memory now. What map_fn makes of it is kept where it can be.
+            return loaded, dataclasses.replace(settings, cache="auto" if must else settings.cache)
+        if must:
+            free = tables.COPIES_WHILE_LOADING * most / 1e9
+            raise ValueError(
+                f"cache='memory' needs more than the {free:.2f} GB that are free to load the table. Use cache='auto' "
+                "to have it converted to Parquet and read a part at a time, or choose `columns`."
+            )
+    with progress_bar("Converting CSV files", len(paths)) as advance:
+
+        def copy(path: str) -> tuple[TableFile, list[SkippedExample]]:
+            made = _copy_of(path, table, read, settings)
+            advance(1)
+            return made
+
+        copies, left_out = each_file(paths, copy, skip=skip)
+    left_out = [*table.left_out, *left_out, *(one for _, found in copies for one in found)]
+    groups = [group for file, _ in copies for group in file.row_groups()]
     if not groups:
-        raise no_row(table.paths, table.left_out)
-    return row_group_source(table, groups, settings, stacklevel=5)
-
-
-def _loaded(table: Table, looks: Sequence[CsvLook], rows: CsvRows) -> LoadedTableSource:
-    pa = load_pyarrow("from_csv()")
-    left_out = list(table.left_out)
-    parts = []
-    for look in looks:
-        try:
-            read, reasons = rows.read(look.path, lambda batches: pa.Table.from_batches(batches, rows.schema))
-        except ExampleLoadError as error:
-            if not rows.skip:
-                raise
-            left_out.append(SkippedExample(look.path, str(error).removeprefix(f"{look.path}: ")))
-            continue
-        left_out += left_out_of(look.path, reasons)
-        numbers = numbers_without(np.array(sorted(reasons), np.int64), np.arange(read.num_rows))
-        part = LoadedPart(decode_rows(read, table.columns, table.fills), look.path, numbers)
-        if not rows.skip:
-            raise_first_flaw(part.rows, part.name, part.numbers)
-        parts.append(part)
-    if not any(part.rows.num_rows for part in parts):
         raise no_row(table.paths, left_out)
-    return LoadedTableSource(dataclasses.replace(table, left_out=left_out), parts)
+    table = dataclasses.replace(table, left_out=left_out)
+    return tables.source_of_groups(table, groups, settings, may_load=False, stacklevel=5)
 
 
-def no_row(paths: Sequence[str], left_out: Sequence[SkippedExample]) -> Exception:
-    """The error that there is nothing to train on."""
-    if not left_out:
-        return ValueError(f"The {len(paths)} files hold no row, {paths[0]!r} among them.")
-    return ExampleLoadError(
-        f"No row of {len(paths)} files can be used. The first: {left_out[0].path}: {left_out[0].reason}"
-    )
+def _loaded(table: Table, paths: list[str], read: _Read, most: float, *, skip: bool) -> tables.LoadedTable | None:
+    """All rows in memory; None where they take more than `most` bytes."""
+    size = 0
+
+    def load(path: str) -> tuple[list[Rows], list[SkippedExample]]:
+        nonlocal size
+        parts: list[Rows] = []
+        left_out: list[SkippedExample] = []
+        for rows in read(path, left_out):
+            parts.append(rows)
+            size += rows.batch.nbytes
+            if size > most:
+                raise _TooLargeError
+        return parts, left_out
+
+    try:
+        loaded, left_out = each_file(paths, load, skip=skip)
+    except _TooLargeError:
+        return None
+    left_out = [*table.left_out, *left_out, *(one for _, found in loaded for one in found)]
+    # Nothing else holds them, so that each is gone when the next one is taken.
+    rows = (parts.pop(0) for parts, _ in loaded for _ in range(len(parts)))
+    return tables.LoadedTable(dataclasses.replace(table, left_out=left_out), rows)
 
 
-def _bytes_of(look: CsvLook, columns: Sequence[Column]) -> float:
-    """About how much memory a file takes, once it is decoded."""
-    per_row = 0.0
-    for column in columns:
-        text = _TEXT_OVERHEAD_BYTES + look.text_bytes.get(column.name, 0.0)
-        per_row += text if column.is_text else column.dtype.size
-    return look.num_rows * per_row
+def _copy_of(path: str, table: Table, read: _Read, settings: Settings) -> tuple[TableFile, list[SkippedExample]]:
+    """The copy of a file, which is made if there is none that is up to date, and what it has not."""
+    status = storage.status_of(path)
+    state, how = digest([FORMAT_VERSION, *status]), digest([*table.how, settings.on_error])
+    root = settings.cache_dir_or(storage.default_cache_dir()) / "tabular"
+    folder = root / digest(os.fsdecode(storage.absolute(path)))
+    place = folder / f"{state}-{how}.parquet"
+    copy = _opened(str(place), path)
+    if copy is None:
+        _write(path, table.schema, read, str(place))
+        # Copies of the same state that are read otherwise may be in use, by this process too.
+        for other in folder.glob("*.parquet"):
+            if not other.name.startswith(f"{state}-"):
+                other.unlink(missing_ok=True)
+        copy = _opened(str(place), path)
+    if copy is None:
+        raise ExampleLoadError(f"{path}: its copy {str(place)!r} was removed while it was read.")
+    return copy
+
+
+def _opened(place: str, path: str) -> tuple[TableFile, list[SkippedExample]] | None:
+    """A copy and what it has not; None where there is none that can be read."""
+    try:
+        file = open_file(place, path)
+        pairs = [(int(number), str(why)) for number, why in json.loads(file.metadata.metadata[_LEFT_OUT_KEY])]
+    except (ExampleLoadError, KeyError, TypeError, ValueError):
+        return None
+    left_out = [SkippedExample(f"{path}, row {number}", why) for number, why in pairs]
+    return dataclasses.replace(file, left_out=sorted(number for number, _ in pairs)), left_out
+
+
+def _write(path: str, schema: Any, read: _Read, place: str) -> None:
+    pa = load_pyarrow()
+    folder, left_out = os.path.dirname(place), []
+    try:
+        storage.make_folder(folder)
+        storage.remove_abandoned(folder)
+        most = LARGEST_SHARE_OF_FREE * shutil.disk_usage(folder).free
+        with storage.writing(place, syncs=False) as file, pa.parquet.ParquetWriter(file, schema) as writer:
+            for group in _in_groups(read(path, left_out), schema):
+                writer.write_table(group, row_group_size=_ROWS_IN_GROUP)
+                if file.tell() > most:
+                    raise OSError(errno.ENOSPC, "It takes more than half of what is free there")  # noqa: TRY301
+            # Known only now.
+            pairs = [[int(one.path.rpartition(" ")[2]), one.reason] for one in left_out]
+            writer.add_key_value_metadata({_LEFT_OUT_KEY: json.dumps(pairs).encode()})
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"{path!r} does not fit in memory, and is converted in {folder!r} to be read a part at a time, which "
+            f"failed ({error}). Give a folder with more room as `cache_dir`",
+        ) from error
+
+
+def _in_groups(parts: Iterator[Rows], schema: Any) -> Iterator[Any]:
+    """Tables of whole row groups, and a last one of what is left."""
+    pa = load_pyarrow()
+    waiting = schema.empty_table()
+    for rows in parts:
+        waiting = pa.concat_tables([waiting, pa.Table.from_batches([rows.batch])])
+        is_large = waiting.nbytes >= _BYTES_IN_GROUP
+        full = len(waiting) if is_large else len(waiting) // _ROWS_IN_GROUP * _ROWS_IN_GROUP
+        if full:
+            yield waiting.slice(0, full)
+            waiting = waiting.slice(full)
+    if len(waiting):
+        yield waiting

@@ -17,6 +17,7 @@ from keras_turbo.data.fingerprint import function_fingerprint
 from keras_turbo.data.functions import PythonFunction, RowFunction
 from keras_turbo.data.labels import encode_labels, labels_of_paths
 from keras_turbo.data.settings import Settings
+from keras_turbo.data.sources.python_code import RowsSource
 from keras_turbo.data.sources.source import ExampleSource, Identity, Source
 from keras_turbo.files import is_remote, resolved
 
@@ -179,10 +180,17 @@ def files_source(
         encoded, numbers, names = encode_labels(labels_of_paths(labels, paths), label_mode, class_names)
     files = Files(paths, encoded, numbers)
     if isinstance(load_fn, PythonFunction):
-        return python_files_source(files, load_fn, settings), names
+        return _python_files(files, load_fn, settings), names
     patterns = [pattern] if isinstance(pattern, (str, os.PathLike)) else pattern
     where = [storage.absolute(resolved(one, "pattern")) for one in patterns]
     return TracedFiles(files, load_fn, {"kind": "files", "where": where, "label_mode": label_mode}), names
+
+
+def _python_files(files: Files, load_fn: PythonFunction, settings: Settings) -> Source:
+    paths = np.array(files.absolute, object)
+    parts = paths if files.labels is None else (paths, files.labels)
+    everything = np.arange(len(paths))
+    return RowsSource(parts, load_fn, "load_fn", settings, files.paths, files.labels_at(everything))
 
 
 def files_content(paths: Sequence[str]) -> list[list[Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,12 @@ from keras_turbo.data.engine.elements import Column, Elements
 from keras_turbo.data.engine.failures import SkippedExample
 from keras_turbo.data.engine.order import ExampleOrder
 from keras_turbo.data.engine.store import ExampleStore
+from keras_turbo.data.settings import Settings
+
+#: What `Source.load` takes and gives.
+Load = Callable[
+    [np.ndarray, np.ndarray | None, list[list[np.ndarray]] | None], tuple[list[Column] | None, dict[int, Exception]]
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,8 +47,12 @@ class Source(abc.ABC):
     loads_together: bool = False
     #: The stateful random operations that a user's function loads examples with.
     random_ops: Sequence[str] = ()
-    #: The most threads that may load at a time; None for any number.
+    #: How many of them a thread loads at a time otherwise: few, so that none waits long for the last ones of a batch.
+    rows_a_job: int = 4
+    #: How many threads load; None leaves it to the user's `workers`.
     most_threads: int | None = None
+    #: Rows of the largest example, where examples are batches that may have fewer; None where they are examples.
+    most_rows: int | None = None
     #: What a report calls `load`; None where its time can't be measured by itself.
     loading_is_called: str | None = "load"
     #: Processes that make its examples in Python, 0 being this one; None where threads make them.
@@ -63,7 +73,8 @@ class Source(abc.ABC):
         Args:
             positions: int64 vector.
             seeds: int64, shape `(examples, 2)`, for random sources.
-            in_place: for each example the arrays that may take its values.
+            in_place: for each example the arrays that may take its values; None where `loads_together`, since telling
+                them costs more than copying columns.
 
         Returns:
             The columns, or None if the values were written in place; and by index the errors of examples that can't be
@@ -86,6 +97,10 @@ class Source(abc.ABC):
         """In which order its positions are visited, if all of them are."""
         return ExampleOrder(len(self), shuffle=shuffle, seed=seed, reshuffle_each_epoch=reshuffle_each_epoch)
 
+    def adapted(self, settings: Settings) -> Settings:
+        """Settings as they apply to this source."""
+        return settings
+
     def labels_at(self, positions: np.ndarray) -> Any:
         """The labels of the examples at some positions (class numbers where there are classes); None without labels."""
         return None
@@ -93,8 +108,17 @@ class Source(abc.ABC):
     def used_by(self, dataset: Any) -> None:  # noqa: B027 (most have nothing to do)
         """Takes note of a dataset over it."""
 
-    def begin_epoch(self, epoch: int) -> None:  # noqa: B027
-        """Called before the first example of an epoch is loaded."""
+    def begin_epoch(self, epoch: int, seed: int) -> Load:
+        """Called before the first example of an epoch is loaded.
+
+        Args:
+            epoch: its number, from 0.
+            seed: that of the dataset.
+
+        Returns:
+            What loads the examples of this epoch, as `load` does.
+        """
+        return self.load
 
     def end_epoch(self, epoch: int) -> None:  # noqa: B027
         """Called when the last element of an epoch was taken."""

@@ -13,6 +13,7 @@ import tensorflow as tf
 from keras_turbo.data.engine.elements import Column, Elements
 from keras_turbo.data.engine.node import process_is_ending
 from keras_turbo.data.engine.store import ExampleStore, memory_store, why_not_storable
+from keras_turbo.data.settings import Settings
 from keras_turbo.data.sources.source import Identity, Source
 from keras_turbo.machine import free_memory_bytes
 from keras_turbo.report import progress_bar
@@ -67,6 +68,10 @@ class Stream(abc.ABC):
             seed=shuffle_seed,  # pyright: ignore[reportArgumentType] (a tensor does, in a graph)
             reshuffle_each_iteration=False,
         )
+
+    def adapted(self, settings: Settings) -> Settings:
+        """Settings as they apply to this stream."""
+        return settings
 
     def used_by(self, dataset: Any) -> None:  # noqa: B027 (most have nothing to do)
         """Takes note of a dataset over it."""
@@ -239,7 +244,7 @@ def _read(stream: Stream, map_element: Callable[[Any], Any], seed: int) -> Any:
         zero = tf.constant(0, tf.int64)
         elements = stream.elements(zero, None, zero, seed)
         mapped = elements.map(
-            lambda *parts: map_element(parts if len(parts) > 1 else parts[0]),
+            lambda *parts: map_element(parts if len(parts) > 1 else next(iter(parts))),
             num_parallel_calls=tf.data.AUTOTUNE,
             deterministic=True,
         )

@@ -1,41 +1,53 @@
-"""TFRecord files, each record of which is one example."""
+"""TFRecord files, each record of which is one example.
+
+Records are byte ranges by an index of their offsets, whatever the order; as many as are wanted together are parsed by
+one call of TensorFlow, and their images decoded as those of an image folder.
+"""
 
 from __future__ import annotations
 
-import functools
+import contextlib
+import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from keras_turbo import files as storage
-from keras_turbo.data.failures import ExampleLoadError, reason_of
-from keras_turbo.data.image_options import ImageOptions, require_batchable
-from keras_turbo.data.light_operations import light_filter, light_map
-from keras_turbo.data.python_calls import call_on
-from keras_turbo.data.records.features import check_features, features_as_code, infer_features, is_example
-from keras_turbo.data.records.index import index_of
-from keras_turbo.data.records.layout import Layout, ManifestLayout, NamedLayout
-from keras_turbo.data.records.local_copies import check_compression, compression_of, local_copies
-from keras_turbo.data.records.manifest import Manifest, leaves_of
+from keras_turbo.data.engine.elements import BatchForm, Column, Elements, concatenated
+from keras_turbo.data.engine.failures import ExampleLoadError, reason_of
+from keras_turbo.data.images import ImageOptions, require_batchable
+from keras_turbo.data.records.copies import check_compression, compression_of, local_copies
+from keras_turbo.data.records.features import (
+    Features,
+    Field,
+    Parser,
+    check_features,
+    features_as_code,
+    field_of,
+    infer_features,
+    is_example,
+)
+from keras_turbo.data.records.manifest import Leaf, Manifest
 from keras_turbo.data.records.reader import RecordReader
 from keras_turbo.data.records.shards import Shards, find_shards
-from keras_turbo.data.settings import Settings, is_integer
+from keras_turbo.data.settings import Settings, check_count, is_integer
 from keras_turbo.data.sources.files import files_content
+from keras_turbo.data.sources.image_decoder import ImageDecoder
 from keras_turbo.data.sources.source import Identity, Source
 from keras_turbo.files import default_cache_dir
 
-# Features are inferred from so many records, taken from the beginnings of so many files.
+# Features are inferred from so many records.
 _INFERRED_FROM = 64
-_INFERRED_FROM_FILES = 4
 
-# Records that are read together: enough that a call of Python and TensorFlow's reader, about a millisecond, is little
-# beside them, few enough to be no memory.
-_MOST_AT_ONCE = 4096
+# Records that are read together, at most: enough that the calls are little beside them, few enough to be no memory.
 _BYTES_AT_ONCE = 1 << 22
+
+# From so many records on TensorFlow's reader is faster: it takes half a millisecond to begin.
+_MANY = 256
 
 # As FastDataset.from_image_folder.
 _DEFAULT_IMAGE_SIZE = (256, 256)
@@ -46,139 +58,130 @@ class TfRecordSource(Source):
 
     Args:
         reader: gives the records by position.
-        layout: what is made of one.
-        recipe: JSON-able description of the layout.
+        structure: of an example, with a `Field` for each tensor.
+        decoder: of those that are image files; None where there are none.
+        label: what is `y` of them, or None.
+        recipe: JSON-able description of how examples are made.
         files: paths, for the identity.
-        checks_records: whether records that can't be parsed are told apart before many are parsed together, at the cost
-            of parsing twice: for who wants to leave them out.
     """
 
     can_fail = True
 
     def __init__(
-        self, reader: RecordReader, layout: Layout, recipe: Any, files: Sequence[str], checks_records: bool
+        self,
+        reader: RecordReader,
+        structure: Any,
+        decoder: ImageDecoder | None = None,
+        label: Field | None = None,
+        recipe: Any = None,
+        files: Sequence[str] = (),
     ) -> None:
         self.reader = reader
-        self.layout = layout
-        self.is_random = isinstance(layout, ManifestLayout) and layout.is_random
-        self.loading_is_called = "load" if layout.makes_batches else "decode"
-        self.makes_rows = layout.makes_batches
-        # Ragged batches can neither be cut nor joined by what follows, so they are parsed when all is done.
-        self._parses_last = layout.is_ragged
-        self._checks_records = checks_records or self._parses_last
-        if self._parses_last:
-            self.why_not_remote = "records whose features have no fixed length are put together in batches by this one"
-        elif reader.reads_copies:
-            self.why_not_remote = (
-                "records that are compressed, or behind a scheme, are copied into the cache folder of this one (write "
-                "them without compression, into a folder that all machines have)"
-            )
-        elif isinstance(layout, ManifestLayout) and layout.has_images:
-            self.why_not_remote = (
-                "images in records are decoded with the help of Python (use from_image_folder on the images "
-                "themselves, or convert without a manifest: give `features` and decode in map_fn)"
-            )
+        self._fields: list[Field] = tf.nest.flatten(structure)
+        features: Features = {}
+        for field in self._fields:
+            features |= field.features
+            # Over some sizes TensorFlow ends the process (2.17 to 2.21).
+            if field.fewest_bytes > max(reader.most_bytes, _BYTES_AT_ONCE):
+                raise ValueError(
+                    f"No record can hold {field.name!r}, which has the shape {field.spec.shape}: the largest one has "
+                    f"{reader.most_bytes} bytes."
+                )
+        forms: tuple[BatchForm, ...] = tuple(field.form for field in self._fields)
+        as_parsed = [tf.TensorSpec([], tf.string) if field.is_image else field.spec for field in self._fields]
+        specs = as_parsed
+        if decoder is not None:
+            pixels = tf.TensorSpec(decoder.shape, decoder.dtype)
+            specs = [pixels if field.is_image else field.spec for field in self._fields]
+        strings = max(1, sum(spec.dtype == tf.string for spec in specs))
+        self._parsed = Elements(as_parsed, forms)
+        self.elements = Elements(
+            tf.nest.pack_sequence_as(structure, specs), forms, string_bytes=int(reader.mean_bytes / strings)
+        )
+        self._decoder = decoder
+        self.is_random = decoder is not None and decoder.is_random
+        self.loads_together = decoder is None
+        self.loading_is_called = "load" if decoder is None else "decode"
+        self._rows_at_once = int(max(1, _BYTES_AT_ONCE // max(1, reader.mean_bytes, self.elements.row_bytes)))
+        self._parser = Parser(features, reader.mean_bytes)
+        self._labels = None if label is None else TfRecordSource(reader, label)
         self._recipe = recipe
         self._files = list(files)
-        self._example = tf.function(layout.example)
-        self._batch = tf.function(layout.batch, input_signature=[tf.TensorSpec([None], tf.string)])
 
-    @property
-    def num_examples(self) -> int:
-        return self.reader.num_entries
+    def __len__(self) -> int:
+        return len(self.reader)
 
-    @property
-    def rows_at_once(self) -> int:
-        return int(max(1, min(_MOST_AT_ONCE, _BYTES_AT_ONCE // max(1.0, self.reader.mean_bytes))))
+    def load(
+        self, positions: np.ndarray, seeds: np.ndarray | None, in_place: list[list[np.ndarray]] | None
+    ) -> tuple[list[Column] | None, dict[int, Exception]]:
+        columns, failures = self._parsed_at(positions)
+        if self._decoder is None:
+            return columns, failures
+        made: list[list[Any]] = [list(column) for column in self.elements.zeros(len(positions))]
+        for index in sorted(set(range(len(positions))) - failures.keys()):
+            out = [None] * len(columns) if in_place is None else in_place[index]
+            for number, (field, column, target) in enumerate(zip(self._fields, columns, out, strict=True)):
+                value: Any = column[index]
+                if field.is_image:
+                    try:
+                        value = self._decoder.decode(value, None if seeds is None else seeds[index], target)
+                    except ValueError as error:
+                        failures[index] = error
+                        break
+                elif target is not None:
+                    target[...] = value
+                made[number][index] = value
+        if in_place is not None:
+            return None, failures
+        return [np.stack(column) if self.elements.is_fixed else column for column in made], failures
 
-    def load(self, position: tf.Tensor, seed: tf.Tensor) -> Any:
-        record, problem = call_on(self, TfRecordSource._read_one, [position], [tf.string, tf.string])
-        # An assertion, since an error in the Python function would bring that function's traceback along.
-        with tf.control_dependencies([tf.debugging.Assert(problem == b"", [problem])]):
-            record = tf.ensure_shape(tf.identity(record), [])
-        return self._example(record, seed)
-
-    def load_remotely(self, position: tf.Tensor, seed: tf.Tensor) -> Any:
-        return self._example(self.reader.read_in_graph(position), seed)
-
-    def read_rows(self, positions: tf.Tensor) -> dict[str, tf.Tensor]:
-        records, are_whole = self._read(positions, TfRecordSource._read_and_check)
-        return {"record": records, "is_whole": are_whole}
-
-    def load_row(self, row: dict[str, tf.Tensor], seed: tf.Tensor) -> Any:
-        is_whole = tf.debugging.Assert(row["is_whole"], ["The record is damaged."])
-        with tf.control_dependencies([is_whole]):
-            return self._example(tf.identity(row["record"]), seed)
-
-    def make_rows(self, chunks: tf.data.Dataset, parallel_calls: int) -> tf.data.Dataset:
-        def rows(chunk: dict[str, tf.Tensor]) -> dict[str, Any]:
-            records, are_whole = self._read(chunk["position"], TfRecordSource._read_whole)
-            whole = {name: tf.boolean_mask(vector, are_whole) for name, vector in chunk.items()}
-            return {**whole, "out": records if self._parses_last else self.layout.batch(records)}
-
-        made = light_map(chunks, rows, parallel_calls)
-        return light_filter(made, lambda chunk: tf.size(chunk["position"]) > 0)
-
-    def finish(self, batches: tf.data.Dataset, parallel_calls: int) -> tf.data.Dataset:
-        if not self._parses_last:
-            return batches
-        return batches.map(self.layout.batch, num_parallel_calls=parallel_calls, deterministic=True)
-
-    def describe(self, position: int) -> str:
+    def name(self, position: int) -> str:
         return self.reader.describe(position)
 
-    def labels_at(self, positions: np.ndarray) -> np.ndarray | None:
-        if self.layout.label is None:
+    def labels_at(self, positions: np.ndarray) -> Any:
+        if self._labels is None:
             return None
-        parts = []
-        for start in range(0, len(positions), self.rows_at_once):
-            some = positions[start : start + self.rows_at_once]
-            records, are_whole = self.reader.read(some)
-            if not are_whole.all():
-                raise ExampleLoadError(f"{self.describe(int(some[~are_whole][0]))}: the record is damaged.")
-            parts.append(np.asarray(self.layout.labels(records)))
-        return np.concatenate(parts)
+        columns, failures = self._labels._parsed_at(positions)
+        for index, error in failures.items():
+            raise ExampleLoadError(f"{self.name(int(positions[index]))}: {reason_of(error)}")
+        return columns[0]
 
     def identity(self) -> Identity:
         return Identity(recipe=self._recipe, content={"files": files_content(self._files)})
 
-    def _read(self, positions: tf.Tensor, function: Callable) -> tuple[tf.Tensor, tf.Tensor]:
-        records, are_whole = call_on(self, function, [positions], [tf.string, tf.bool], returns_tensors=True)
-        return tf.ensure_shape(records, [None]), tf.ensure_shape(are_whole, [None])
+    def _parsed_at(self, positions: np.ndarray) -> tuple[list[Column], dict[int, Exception]]:
+        """The values at some positions as they are in the records, of images those of the file."""
+        parts = []
+        failures: dict[int, Exception] = {}
+        for begin in range(0, len(positions), self._rows_at_once):
+            columns, failed = self._read(positions[begin : begin + self._rows_at_once])
+            parts.append(columns)
+            failures |= {begin + index: error for index, error in failed.items()}
+        return concatenated(parts), failures
 
-    def _read_one(self, position: np.integer) -> tuple[bytes, bytes]:
+    def _read(self, positions: np.ndarray) -> tuple[list[Column], dict[int, Exception]]:
+        number, is_many = len(positions), len(positions) >= (2 if self.reader.is_remote else _MANY)
         try:
-            record, problem = self.reader.read_one(position)
-        except (OSError, tf.errors.OpError) as error:
-            # As a value, since an error would bring along where in Python it was raised.
-            return b"", f"the file can't be read: {reason_of(error)}".encode()
-        if not problem and not is_example(record):
-            # TensorFlow would say so too, with the record in the message, whatever bytes those are.
-            problem = b"it is whole, but no tf.train.Example."
-        return record, problem
+            if is_many and self.reader.can_gather:
+                with self.reader.together(positions) as (path, offset):
+                    parsed = self._parser.of_file(path, offset, number)
+            else:
+                parsed = self._parser.of_records(self.reader.records(positions))
+            return [field.column(parsed) for field in self._fields], {}
+        except Exception as error:  # of files, of TensorFlow, and that of bytes that are no text in the message of one
+            if number == 1:
+                return self._parsed.zeros(1), {0: self._reason(positions, error)}
+        half = number // 2
+        (first, failures), (second, others) = map(self._read, (positions[:half], positions[half:]))
+        return concatenated([first, second]), failures | {half + index: error for index, error in others.items()}
 
-    def _read_whole(self, positions: np.ndarray) -> tuple[tf.Tensor, np.ndarray]:
-        """As `_read_and_check`, but without the records that are not whole: leaving out copies, so it is done here."""
-        records, are_whole = self._read_and_check(positions)
-        return records if are_whole.all() else tf.boolean_mask(records, are_whole), are_whole
-
-    def _read_and_check(self, positions: np.ndarray) -> tuple[tf.Tensor, np.ndarray]:
-        with tf.device("CPU:0"):
-            records, are_whole = self.reader.read(positions)
-            if self._checks_records and self.makes_rows:
-                are_whole &= self._can_be_parsed(records)
-        return records, are_whole
-
-    def _can_be_parsed(self, records: tf.Tensor) -> np.ndarray:
-        try:
-            self._batch(records)
-        # The message of the one may be bytes that are no text, which is the other.
-        except (tf.errors.InvalidArgumentError, UnicodeDecodeError):
-            if len(records) == 1:
-                return np.zeros(1, np.bool_)
-            half = len(records) // 2
-            return np.concatenate([self._can_be_parsed(records[:half]), self._can_be_parsed(records[half:])])
-        return np.ones(len(records), np.bool_)
+    def _reason(self, position: np.ndarray, error: Exception) -> Exception:
+        if isinstance(error, OSError):
+            return error
+        with contextlib.suppress(OSError, ValueError):
+            if not is_example(self.reader.records(position)[0]):
+                return ValueError("it is whole, but no tf.train.Example.")
+        return error
 
 
 def tfrecord_source(
@@ -190,11 +193,13 @@ def tfrecord_source(
     sample_weight: str | None,
     compression: str | None,
     interleave: int | None,
+    max_unpacked_bytes: int | None,
     image_options: dict[str, Any],
     settings: Settings,
 ) -> tuple[TfRecordSource, list[str] | None]:
     """The source of `FastDataset.from_tfrecord`, and its class names."""
     check_compression(compression)
+    check_count("max_unpacked_bytes", max_unpacked_bytes, "None, for 100 times the size of the file")
     if features is not None:
         features = check_features(features)
     if interleave is not None and (not is_integer(interleave) or interleave < 1):
@@ -204,62 +209,73 @@ def tfrecord_source(
     manifest = shards.manifest
     images = _image_options(image_options, manifest, settings)
     cache_folder = settings.cache_dir_or(default_cache_dir())
-    compression_here = functools.partial(_compression, asked_for=compression, manifest=manifest)
-    packed = storage.each_path(compression_here, shards.paths)
-    # From the root, since this process may change its folder.
-    files = [storage.absolute(path) for path in local_copies(shards.paths, list(packed), cache_folder)]
+
+    if compression is None and manifest is not None:
+        compression = manifest.compression
+    compressions = storage.each_path(
+        lambda path: compression_of(path) if compression is None else compression, shards.paths
+    )
+    copies = local_copies(shards.paths, compressions, cache_folder, max_unpacked_bytes)
     cycle = interleave or (manifest.interleave if manifest is not None and shards.are_all else 1)
-    reader = RecordReader([index_of(path, cache_folder) for path in files], shards.paths, cycle)
+    # From the root, since this process may change its folder.
+    reader = RecordReader([storage.absolute(path) for path in copies], shards.paths, cache_folder, cycle)
     if settings.on_error == "raise":
         for problem in reader.damaged_files():
             raise ExampleLoadError(f"{problem} (on_error='skip' leaves out what is damaged and lists it.)")
-    if not reader.num_entries:
+    if not len(reader):
         raise ValueError(f"The {len(shards.paths)} files that match {pattern!r} hold no record.")
-    shards.check_counts(reader, may_be_damaged=settings.on_error == "skip")
-    class_names = None
-    if manifest is not None:
-        layout: Layout = ManifestLayout(manifest, images)
-        class_names = manifest.class_names
-        recipe = ["manifest", repr(manifest.element), repr(images)]
-    else:
-        if features is None:
-            features = _inferred(reader, shards)
-        layout = NamedLayout(features, x, label, sample_weight)
-        recipe = ["features", repr(layout.features), x if x is None or isinstance(x, str) else list(x), label]
+    shards.check_counts(reader.counts, may_be_damaged=settings.on_error == "skip")
     where = {"kind": "tfrecord", "files": [storage.absolute(path) for path in shards.paths], "interleave": cycle}
-    source = TfRecordSource(
-        reader, layout, where | {"layout": recipe}, shards.paths, checks_records=settings.on_error == "skip"
-    )
-    return source, class_names
+    if manifest is not None:
+        structure = tf.nest.map_structure(Leaf.field, manifest.element)
+        layout = [repr(manifest.element), repr(images)]
+        label = manifest.label
+    else:
+        features = _inferred(reader, shards) if features is None else features
+        structure = _structure(features, x, label, sample_weight)
+        layout = [repr(features), x if x is None or isinstance(x, str) else list(x), label, sample_weight]
+    y = next((field for field in tf.nest.flatten(structure) if field.name == label), None)
+    decoder = None if images is None else ImageDecoder(images)
+    source = TfRecordSource(reader, structure, decoder, y, where | {"layout": layout}, shards.paths)
+    return source, None if manifest is None else manifest.class_names
 
 
-def _compression(path: str, asked_for: str | None, manifest: Manifest | None) -> str:
-    if asked_for is not None:
-        return asked_for
-    return compression_of(path) if manifest is None else manifest.compression
+def _structure(features: Features, x: str | Sequence[str] | None, label: str | None, sample_weight: str | None) -> Any:
+    """What an example is made of: `x`, `(x, y)` or `(x, y, sample_weight)`; `x` itself may be a dict."""
+    targets = [name for name in (label, sample_weight) if name is not None]
+    if sample_weight is not None and label is None:
+        raise ValueError("`sample_weight` was given without `label`: weights belong to targets. Give `label` too.")
+    names = [x] if isinstance(x, str) else [name for name in features if name not in targets] if x is None else list(x)
+    wanted = [*names, *targets]
+    unknown = [name for name in wanted if name not in features]
+    if unknown:
+        raise ValueError(f"There is no feature {', '.join(map(repr, unknown))}. There are: {sorted(features)}.")
+    twice = sorted({name for name in wanted if wanted.count(name) > 1})
+    if twice:
+        raise ValueError(f"A feature can be `x`, `label` or `sample_weight`, and only one of them. Twice: {twice}.")
+    if not names:
+        raise ValueError(f"No feature is left for `x` beside {targets}.")
+    fields = {name: field_of(name, features[name]) for name in wanted}
+    inputs = fields[x] if isinstance(x, str) else {name: fields[name] for name in names}
+    return (inputs, *(fields[name] for name in targets)) if targets else inputs
 
 
-def _inferred(reader: RecordReader, shards: Shards) -> Any:
-    names: list[str] = []
-
-    def records() -> Iterator[tuple[str, bytes]]:
-        for position in reader.first_positions(_INFERRED_FROM_FILES, _INFERRED_FROM):
-            record, problem = reader.read_one(np.int64(position))
-            if not problem:
-                names.append(reader.describe(int(position)))
-                yield names[-1], record
-
-    features = infer_features(records())
+def _inferred(reader: RecordReader, shards: Shards) -> Features:
+    found = []
+    for position in np.unique(np.linspace(0, len(reader) - 1, _INFERRED_FROM).astype(np.int64)).tolist():
+        with contextlib.suppress(OSError, ValueError):  # those that are damaged tell nothing
+            found += [(reader.describe(position), record) for record in reader.records(np.array([position]))]
+    features = infer_features(found)
     sys.stdout.write(
-        f"Features inferred from {len(names)} of {reader.num_entries} records in {len(shards.paths)} files. Give them "
-        f"as `features` to have them fixed:\n\n{features_as_code(features)}\n\n"
+        f"Features inferred from {len(found)} of {len(reader)} records in {len(shards.paths)} files. Give them as "
+        f"`features` to have them fixed:\n\n{features_as_code(features)}\n\n"
     )
     return features
 
 
 def _image_options(given: dict[str, Any], manifest: Manifest | None, settings: Settings) -> ImageOptions | None:
     """What pixels are wanted of the images that are kept as files; None where there are none."""
-    images = [] if manifest is None else [leaf for leaf in leaves_of(manifest.element) if leaf.stored == "image"]
+    images = [] if manifest is None else [leaf for leaf in manifest.leaves if leaf.stored == "image"]
     if not images:
         if given:
             raise ValueError(
@@ -267,8 +283,11 @@ def _image_options(given: dict[str, Any], manifest: Manifest | None, settings: S
                 "made. Decode others in map_fn, by tf.io.decode_jpeg and tf.image.resize."
             )
         return None
-    height, width, _ = images[0].shape
-    size = _DEFAULT_IMAGE_SIZE if height is None or width is None else (height, width)
-    options = ImageOptions(**{"image_size": size, **given})
+    kept = images[0].shape[:2]
+    options = ImageOptions(**{"image_size": _DEFAULT_IMAGE_SIZE if None in kept else kept, **given})
+    if math.prod(options.image_size or ()) > options.max_pixels:
+        raise ValueError(
+            f"`image_size` must have at most max_pixels={options.max_pixels} pixels. Received: {options.image_size}."
+        )
     require_batchable(options.image_size, settings.batch_size)
     return options

@@ -1,1 +1,0 @@
-"""Processes that make examples in Python, and how their results come back through shared memory."""

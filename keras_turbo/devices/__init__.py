@@ -1,1 +1,0 @@
-"""What the devices are and can do; imports neither TensorFlow nor Keras."""
