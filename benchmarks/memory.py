@@ -79,7 +79,7 @@ def fit_files(contender: str, folder: Path) -> dict[str, Any]:
         return tf.image.resize(image, size), label
 
     def by_hand() -> tf.data.Dataset:
-        files = FastDataset.from_image_folder(folder, cache=False)
+        files = FastDataset.from_image_folder(folder, cache=False, shuffle=False)
         paths = tf.data.Dataset.from_tensor_slices((files.file_paths, files.labels))
         images = paths.map(load, num_parallel_calls=tf.data.AUTOTUNE)
         return images.shuffle(1000).batch(IMAGE_BATCH).prefetch(tf.data.AUTOTUNE)

@@ -35,9 +35,9 @@ from keras_turbo.execution.candidates import KINDS, candidate_settings
 from keras_turbo.execution.installation import remove_setting, why_not_settable, without_setting
 from keras_turbo.execution.programs import Steps
 from keras_turbo.execution.race import Race, short_reason
-from keras_turbo.execution.random_states import kept_random_states
 from keras_turbo.execution.sample import Sample
 from keras_turbo.execution.setting import ExecutionSetting
+from keras_turbo.fit.random_states import kept_random_states
 from keras_turbo.fit.training_state import KeptState, NotBuiltError, raw
 from keras_turbo.monitor.verdict import judge
 from keras_turbo.report import progress_bar

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import tensorflow as tf
 
 from keras_turbo.data.images import IMAGE_OPTIONS, MOST_PIXELS, ImageOptions, RandomResizedCrop, require_batchable
+from keras_turbo.data.keras_names import audio_options, check_switches, image_options, settle_shuffle, tell_found
 from keras_turbo.data.resuming import ResumableDataset
 from keras_turbo.data.settings import Settings
 from keras_turbo.data.sources.audio import MOST_SAMPLES, AudioOptions, audio_folder_sources
@@ -56,6 +57,8 @@ class Constructors(ResumableDataset):
         max_pixels: int = MOST_PIXELS,
         validation_split: float | None = None,
         subset: Subset | None = None,
+        follow_links: bool = True,
+        verbose: bool = False,
         **options: Any,
     ) -> Any:
         """Images under a folder, with labels from the folders they are in.
@@ -95,8 +98,12 @@ class Constructors(ResumableDataset):
             validation_split: share of the images held out, between 0 and 1. The same seed gives disjoint sets.
             subset: "training", "validation", or "both" for the pair (training, validation), of which the second is
                 never shuffled or augmented.
-            **options: as those of `FastDataset`: `batch_size`, `shuffle`, `seed`, `map_fn`, `augment_fn`, `cache`,
-                `cache_dir`, `drop_remainder`, `workers`, `on_error`, `reshuffle_each_epoch`.
+            follow_links: whether folders that are links are read. Default True.
+            verbose: whether the numbers of files and classes are printed. Default False.
+            **options: as those of `FastDataset`: `batch_size`, `shuffle` (here True by default, as in Keras), `seed`,
+                `map_fn`, `augment_fn`, `cache`, `cache_dir`, `drop_remainder`, `workers`, `on_error`,
+                `reshuffle_each_epoch`. Keras' `color_mode`, `crop_to_aspect_ratio` and `pad_to_aspect_ratio` are
+                taken, too.
 
         Returns:
             A dataset of `(images, labels)`, images uint8 of shape `(batch, height, width, channels)`; a pair of
@@ -106,37 +113,42 @@ class Constructors(ResumableDataset):
             FileNotFoundError, NotADirectoryError: no such folder.
             TypeError, ValueError: an argument that can't be; a folder without images.
         """
-        settings = Settings.of(options, "from_image_folder")
-        require_batchable(image_size, settings.batch_size)
+        check_switches(follow_links=follow_links, verbose=verbose)
+        settle_shuffle(options, "from_image_folder")
+        given = {
+            "image_size": image_size,
+            "channels": channels,
+            "resize": resize,
+            "interpolation": interpolation,
+            "antialias": antialias,
+            "exif_orientation": exif_orientation,
+            "scaled_decode": scaled_decode,
+            "random_resized_crop": random_resized_crop,
+            "dtype": dtype,
+            "max_pixels": max_pixels,
+        }
+        images = ImageOptions(**image_options(options, given))
+        settings = Settings.of(options, cls.from_image_folder)
+        require_batchable(images.image_size, settings.batch_size)
         sources, names = image_folder_sources(
             directory,
-            ImageOptions(
-                image_size=image_size,
-                channels=channels,
-                resize=resize,
-                interpolation=interpolation,
-                antialias=antialias,
-                exif_orientation=exif_orientation,
-                scaled_decode=scaled_decode,
-                random_resized_crop=random_resized_crop,
-                dtype=dtype,
-                max_pixels=max_pixels,
-            ),
+            images,
             labels=labels,
             label_mode=label_mode,
             class_names=class_names,
             validation_split=validation_split,
             subset=subset,
             seed=settings.seed,
+            follow_links=follow_links,
         )
-        return cls._of_parts(sources, settings, names, subset)
+        return cls._of_parts(sources, settings, names, subset, verbose)
 
     @classmethod
     def from_audio_folder(
         cls,
         directory: str | os.PathLike,
         *,
-        sample_rate: int,
+        sample_rate: int | None = None,
         length_seconds: float | None = None,
         length_samples: int | None = None,
         align: Literal["start", "center", "end"] = "start",
@@ -147,6 +159,8 @@ class Constructors(ResumableDataset):
         class_names: Sequence[str] | None = None,
         validation_split: float | None = None,
         subset: Subset | None = None,
+        follow_links: bool = True,
+        verbose: bool = False,
         **options: Any,
     ) -> Any:
         """Audio files under a folder, with labels from the folders they are in.
@@ -165,7 +179,7 @@ class Constructors(ResumableDataset):
         Args:
             directory: the folder, on this machine or `s3://bucket/folder` and its like. With inferred labels, each
                 folder in it is a class.
-            sample_rate: in Hz. Files of another rate are resampled, by soxr.
+            sample_rate: in Hz, must be given. Files of another rate are resampled, by soxr.
             length_seconds: length of each example. A longer file is cropped, a shorter one padded with silence. Default
                 None: each file's own, with `batch_size=None`.
             length_samples: the same in samples, in its place.
@@ -178,7 +192,10 @@ class Constructors(ResumableDataset):
             class_names: classes in the order of their numbers.
             validation_split: share of the files held out, between 0 and 1.
             subset: "training", "validation", or "both" for the pair of them.
-            **options: as those of `FastDataset`.
+            follow_links: whether folders that are links are read. Default True.
+            verbose: whether the numbers of files and classes are printed. Default False.
+            **options: as those of `FastDataset`; `shuffle` is True by default, as in Keras. Keras' `sampling_rate` and
+                `output_sequence_length` are other words for `sample_rate` and `length_samples`.
 
         Returns:
             A dataset of `(audio, labels)`, audio float32 between -1 and 1, of shape `(batch, samples, channels)`, as
@@ -188,8 +205,12 @@ class Constructors(ResumableDataset):
             FileNotFoundError, NotADirectoryError: no such folder.
             TypeError, ValueError: an argument that can't be; a folder without audio files.
         """
-        settings = Settings.of(options, "from_audio_folder")
-        audio = AudioOptions(sample_rate, length_samples, length_seconds, align, channels, max_samples)
+        check_switches(follow_links=follow_links, verbose=verbose)
+        settle_shuffle(options, "from_audio_folder")
+        given = {"sample_rate": sample_rate, "length_samples": length_samples, "length_seconds": length_seconds}
+        given = audio_options(options, given)
+        settings = Settings.of(options, cls.from_audio_folder)
+        audio = AudioOptions(**given, align=align, channels=channels, max_samples=max_samples)
         audio.require_batchable(settings.batch_size)
         sources, names = audio_folder_sources(
             directory,
@@ -201,14 +222,22 @@ class Constructors(ResumableDataset):
             subset=subset,
             seed=settings.seed,
             may_skip=settings.on_error == "skip",
+            follow_links=follow_links,
         )
-        return cls._of_parts(sources, settings, names, subset)
+        return cls._of_parts(sources, settings, names, subset, verbose)
 
     @classmethod
     def _of_parts(
-        cls, sources: Mapping[str, Source], settings: Settings, names: list[str] | None, subset: Subset | None
+        cls,
+        sources: Mapping[str, Source],
+        settings: Settings,
+        names: list[str] | None,
+        subset: Subset | None,
+        verbose: bool,
     ) -> Any:
         """A dataset of each part; the held-out one of both is neither shuffled nor augmented."""
+        if verbose:
+            tell_found(sources, names, subset)
         if subset != "both":
             (source,) = sources.values()
             return cls._of_source(source, settings, names)
@@ -253,7 +282,7 @@ class Constructors(ResumableDataset):
         Raises:
             ValueError: no file matches, and what `FastDataset` and `from_image_folder` raise.
         """
-        settings = Settings.of(options, "from_files")
+        settings = Settings.of(options, cls.from_files)
         source, names = files_source(pattern, load_fn, labels, label_mode, class_names, settings)
         return cls._of_source(source, settings, names)
 
@@ -312,7 +341,7 @@ class Constructors(ResumableDataset):
                 `on_error="skip"`; records whose features can't be inferred.
         """
         image_options = {name: options.pop(name) for name in IMAGE_OPTIONS if name in options}
-        settings = Settings.of(options, "from_tfrecord")
+        settings = Settings.of(options, cls.from_tfrecord)
         source, names = tfrecord_source(
             pattern,
             features,
@@ -385,7 +414,7 @@ class Constructors(ResumableDataset):
             TypeError, ValueError: an argument that can't be; no file, no row; files that do not agree, and a file that
                 is damaged or values that are missing, unless `on_error="skip"`.
         """
-        settings = Settings.of(options, "from_parquet")
+        settings = Settings.of(options, cls.from_parquet)
         request = Request(columns, label, sample_weight, dtypes, missing)
         source, settings = parquet_source(pattern, request, shuffle_row_groups, settings)
         return cls._of_source(source, settings, None)
@@ -447,7 +476,7 @@ class Constructors(ResumableDataset):
                 another number of fields, a cell of another type or a missing value, unless `on_error="skip"`. Rows are
                 counted from 0, the first one after the header.
         """
-        settings = Settings.of(options, "from_csv")
+        settings = Settings.of(options, cls.from_csv)
         request = Request(columns, label, sample_weight, dtypes, missing)
         form = CsvFormat(delimiter, column_names, encoding, max_unpacked_bytes)
         source, settings = csv_source(pattern, request, form, settings)

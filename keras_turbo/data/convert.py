@@ -116,7 +116,7 @@ def convert_images(
         ConversionError: with `on_error="raise"`, with the path and what is wrong.
     """
     options = ImageOptions(image_size=image_size, resize=resize)
-    settings = Settings.of({"on_error": on_error, "workers": workers}, "convert_images")
+    settings = Settings(on_error=on_error, workers=workers)
     check_count("shards", shards, "None, for files of about 128 MB")
     check_count("quality", quality, "leave it out for 95")
     if quality > 100:

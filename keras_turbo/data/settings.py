@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import inspect
 import math
 import operator
 import os
@@ -99,22 +101,22 @@ class Settings:
             raise ValueError("`drop_remainder=True` has no meaning with batch_size=None: there are no batches.")
 
     @classmethod
-    def of(cls, options: dict[str, Any], constructor: str) -> Settings:
+    def of(cls, options: dict[str, Any], constructor: Callable[..., Any]) -> Settings:
         """The settings that a constructor was given as further options.
 
         Raises:
-            TypeError: there is no option of that name; the error lists those that there are.
+            TypeError: there is no option of that name; the error names the nearest and lists those that there are.
         """
-        try:
+        unknown = sorted(set(options) - set(cls.__dataclass_fields__))
+        if not unknown:
             return cls(**options)
-        except TypeError as error:
-            unknown = sorted(set(options) - set(cls.__dataclass_fields__))
-            if not unknown:
-                raise
-            known = ", ".join(cls.__dataclass_fields__)
-            raise TypeError(
-                f"{constructor}() has no option {', '.join(unknown)}. Its further options are: {known}."
-            ) from error
+        parameters = inspect.signature(constructor).parameters.values()
+        known = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY] + list(cls.__dataclass_fields__)
+        near = [match for name in unknown for match in difflib.get_close_matches(name, known, 1)]
+        meant = f" Did you mean {', '.join(near)}?" if near else ""
+        raise TypeError(
+            f"{constructor.__name__}() has no option {', '.join(unknown)}.{meant} Its options are: {', '.join(known)}."
+        )
 
     def for_validation(self) -> Settings:
         """The same without what is for training only."""

@@ -144,9 +144,14 @@ class StepFunction:
             replicas = self._strategy.num_replicas_in_sync
             may_be_empty = replicas > 1 and padding.may_be_empty(data)
             rows = number_of_rows(data)
-            with entered(
-                ReplicaStep(rows, global_rows, replicas, may_be_empty=may_be_empty, one_of_several=self._steps > 1)
-            ) as step:
+            replica_step = ReplicaStep(
+                rows, global_rows, replicas, may_be_empty=may_be_empty, one_of_several=self._steps > 1
+            )
+            # Data of unknown length end in an error of the batch that is not there. What needs none of the batch, such
+            # as `optimizer.iterations`, would be counted up all the same, as it is in Keras.
+            leaves = tf.nest.flatten(data, expand_composites=True)
+            arrived = [one for one in leaves if tf.is_tensor(one)][:1]
+            with tf.control_dependencies(arrived), entered(replica_step) as step:
                 outputs = self._step(padding.padded(data) if may_be_empty else data)
                 if self._is_training:
                     average_batch_statistics(self._model, step)

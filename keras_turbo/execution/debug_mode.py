@@ -17,7 +17,7 @@ import tensorflow as tf
 from keras_turbo.execution.full_precision import full_precision
 from keras_turbo.execution.non_finite import non_finite_raises
 from keras_turbo.execution.patching import replaced_method
-from keras_turbo.execution.random_states import seeded
+from keras_turbo.fit.random_states import seeded
 from keras_turbo.fit.train_function import functions_set_aside
 
 

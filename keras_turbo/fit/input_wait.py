@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import keras
 
+from keras_turbo.fit.keras_internals import on_one_device
+
 if TYPE_CHECKING:
     import tensorflow as tf
 
@@ -230,7 +232,7 @@ class InputWait:
         key = str(leaves)
         if key not in self._pulls:
             pull = functools.partial(_timed_pull, leaves, self._sums)
-            function = tf.function(pull, autograph=False, experimental_attributes=_on_one_device())
+            function = tf.function(pull, autograph=False, experimental_attributes=on_one_device())
             with tf.device("CPU:0"):
                 self._pulls[key] = function.get_concrete_function(
                     tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.resource)
@@ -287,21 +289,3 @@ def _flat_spec(leaf: Any) -> Any:
     if is_ragged or isinstance(leaf, (tf.SparseTensorSpec, tf.OptionalSpec)):
         return tf.TensorSpec(unknown, tf.variant)
     return None
-
-
-@functools.cache
-def _on_one_device() -> dict[str, Any]:
-    """Attributes of a `tf.function` that say it stays on one device: tf.data then calls it at a tenth of the cost.
-
-    TensorFlow's own datasets mark their functions so (2.17 to 2.21). Where a TensorFlow does not know the attribute,
-    functions are instantiated as any other is, which is slower and the same.
-    """
-    import tensorflow as tf
-
-    mark = {"experimental_ints_on_device": True}
-    try:
-        function: Any = tf.function(lambda: tf.constant(0), autograph=False, experimental_attributes=mark)
-        function.get_concrete_function()
-    except ValueError:
-        return {}
-    return mark

@@ -34,7 +34,8 @@ def check_precision(model: keras.Model) -> None:
     - outputs of a softmax in half precision, under a loss with `from_logits=False`;
     - constants below -65,504, such as the -1e9 of a mask, in float16: they are minus infinity there;
     - sizes of layers that are no multiples of 8;
-    - a `train_step` that does not scale its loss, and float16 without loss scaling.
+    - a `train_step` that does not scale its loss under an optimizer that divides by the loss scale, whatever the layers
+      compute in; and float16 without loss scaling.
 
     Args:
         model: a built model.
@@ -48,9 +49,7 @@ def check_precision(model: keras.Model) -> None:
     if not isinstance(model, keras.Model):
         raise ValueError(f"`model` must be a Keras model. Received: {model!r} (of type {type(model).__name__}).")
     half = half_layers(model)
-    if not half:
-        return
-    traced = _traced(model)
+    traced = _traced(model) if half else None
     for kind, find in _CHECKS.items():
         message = find(model, half, traced)
         if message:
@@ -132,10 +131,11 @@ def _sizes(_: keras.Model, half: list[Any], __: ModelTrace | None) -> str | None
 
 
 def _train_step(model: keras.Model, half: list[Any], _: ModelTrace | None) -> str | None:
-    if not model.compiled or not any(one.compute_dtype == "float16" for one in half):
+    if not model.compiled or model.optimizer is None:
         return None
     scales = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
-    if not scales and model.optimizer is not None and model.optimizer.loss_scale_factor is None:
+    is_float16 = any(one.compute_dtype == "float16" for one in half)
+    if is_float16 and not scales and model.optimizer.loss_scale_factor is None:
         return (
             "it computes in float16 and its loss is not scaled, so that gradients below 6e-8 are lost. Compile it with "
             "keras_turbo.precision.SafeLossScaleOptimizer(optimizer)."

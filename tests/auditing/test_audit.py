@@ -19,8 +19,8 @@ from keras_turbo.auditing.audit import audit as its_function
 from keras_turbo.auditing.measuring import REMEDIES
 from keras_turbo.auditing.remedies.uint8 import _scale_of
 from keras_turbo.execution.installation import apply_setting, setting_of
-from keras_turbo.execution.random_states import kept_random_states
 from keras_turbo.execution.setting import ExecutionSetting
+from keras_turbo.fit.random_states import kept_random_states
 from tests.auditing.cases import CLASSES, FEATURES, SlowCallback, compiled, examples, model
 from tests.auditing.turns import turns_of
 

@@ -30,6 +30,7 @@ from keras_turbo.checkpoint.location import LocalFiles
 from keras_turbo.checkpoint.reading import read_checkpoint
 from keras_turbo.checkpoint.snapshot import Snapshots
 from keras_turbo.fit.first_step import build_for
+from tests.checkpoint.callbacks import BrokenOffError, Logging
 
 X = np.random.default_rng(0).normal(size=(16, 3)).astype("float32")
 Y = X.sum(axis=1, keepdims=True)
@@ -80,21 +81,6 @@ def told(match: str, times: int = 1):
         yield
     texts = [str(one.message) for one in caught]
     assert len([text for text in texts if re.search(match, text)]) == times, texts
-
-
-class Logging(keras.callbacks.Callback):
-    """Puts values of its own into the logs of epochs."""
-
-    def __init__(self, **values):
-        super().__init__()
-        self.values = values
-
-    def on_epoch_end(self, epoch, logs=None):
-        logs.update({name: values[epoch] for name, values in self.values.items()})
-
-
-class BrokenOffError(Exception):
-    pass
 
 
 class Raising(keras.callbacks.Callback):

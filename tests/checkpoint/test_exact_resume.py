@@ -11,11 +11,8 @@ import keras
 import pytest
 
 from keras_turbo import AsyncCheckpoint
+from tests.checkpoint.callbacks import BrokenOffError
 from tests.checkpoint.training_runs import RUNS, assert_same_outcome, fit, make, outcome
-
-
-class BrokenOffError(Exception):
-    pass
 
 
 def breaking_off(execution: int) -> keras.callbacks.Callback:
@@ -47,7 +44,7 @@ def check(name: str, directory: Any, executions: list[int], save_freq: Any) -> N
     assert_same_outcome(outcome(run, history), never_broken_off(name))
 
 
-pytestmark = pytest.mark.filterwarnings("ignore:Resuming in the middle of an epoch reads")
+pytestmark = [pytest.mark.compatibility, pytest.mark.filterwarnings("ignore:Resuming in the middle of an epoch reads")]
 
 
 @pytest.mark.parametrize("name", RUNS)

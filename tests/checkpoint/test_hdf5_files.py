@@ -11,6 +11,8 @@ from keras_turbo.checkpoint.hdf5 import hdf5_layout, read_arrays
 from keras_turbo.checkpoint.location import CHUNK_BYTES, LocalFiles
 from tests.checkpoint.saved import Watch, assert_equal_arrays
 
+pytestmark = pytest.mark.compatibility
+
 
 def some_arrays():
     rng = np.random.default_rng(0)

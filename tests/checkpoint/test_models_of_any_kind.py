@@ -14,6 +14,8 @@ from keras_turbo import AsyncCheckpoint, GpuUtilization, audit, distribute, tune
 from keras_turbo.checkpoint import restore, verify
 from tests.checkpoint.training_runs import X, Y, assert_same_outcome, compiled_gan, outcome, shuffled, vae
 
+pytestmark = pytest.mark.compatibility
+
 
 def names(directory) -> list[str]:
     return sorted(path.name for path in Path(directory).glob("step-*"))

@@ -20,6 +20,7 @@ import tensorflow as tf
 from keras_turbo import AsyncCheckpoint
 from keras_turbo.checkpoint import latest, restore, verify
 from keras_turbo.files import attempts
+from tests.checkpoint.callbacks import BrokenOffError, Logging
 from tests.checkpoint.saved import flip_bit
 
 X = np.arange(48, dtype="float32").reshape(16, 3) / 48
@@ -39,21 +40,6 @@ def fit(model, *callbacks, epochs=1, **options):
 
 def names(directory) -> list[str]:
     return sorted(path.name for path in Path(directory).glob("step-*"))
-
-
-class Scores(keras.callbacks.Callback):
-    """Puts values of its own into the logs of epochs."""
-
-    def __init__(self, **values):
-        super().__init__()
-        self.values = values
-
-    def on_epoch_end(self, epoch, logs=None):
-        logs.update({name: values[epoch] for name, values in self.values.items()})
-
-
-class BrokenOffError(Exception):
-    pass
 
 
 def breaking_off(batch):
@@ -159,7 +145,7 @@ def test_the_path_of_a_file_is_refused_with_what_to_give(path):
 
 
 def test_the_best_model_is_one_line_away(tmp_path):
-    fit(small_model(), Scores(score=[0.5, 0.9, 0.7]), AsyncCheckpoint(tmp_path, monitor="score", mode="max"), epochs=3)
+    fit(small_model(), Logging(score=[0.5, 0.9, 0.7]), AsyncCheckpoint(tmp_path, monitor="score", mode="max"), epochs=3)
     model = small_model()
     state = restore(model, tmp_path, best=True)
     assert (state.epoch, state.metrics["score"]) == (2, 0.9)
@@ -307,7 +293,7 @@ def test_a_run_never_deletes_what_it_can_not_read_nor_later_ones_than_its_own(di
 
 def test_one_save_a_step_serves_both_reasons(tmp_path):
     checkpoint = AsyncCheckpoint(tmp_path, save_freq=4, monitor="val_score", mode="max", max_to_keep=2)
-    fit(small_model(), Scores(val_score=[0.5, 0.9, 0.7]), checkpoint, epochs=3, validation_data=(X, Y))
+    fit(small_model(), Logging(val_score=[0.5, 0.9, 0.7]), checkpoint, epochs=3, validation_data=(X, Y))
     assert names(tmp_path) == ["step-00000008", "step-00000012"]
     best = {health.name: health.state.monitor["value"] for health in verify(tmp_path)}
     assert best == {"step-00000008": 0.9, "step-00000012": 0.7}
@@ -321,7 +307,7 @@ def test_where_the_length_of_an_epoch_is_not_known_the_later_save_takes_the_plac
     signature = (tf.TensorSpec([None, 3]), tf.TensorSpec([None, 1]))
     data = tf.data.Dataset.from_generator(batches, output_signature=signature)
     checkpoint = AsyncCheckpoint(tmp_path, save_freq=2, monitor="val_score", mode="max", max_to_keep=None)
-    callbacks = [Scores(val_score=[0.5, 0.7]), checkpoint]
+    callbacks = [Logging(val_score=[0.5, 0.7]), checkpoint]
     small_model().fit(data, epochs=2, verbose=0, validation_data=(X, Y), callbacks=callbacks)
     healths = [health for health in verify(tmp_path) if health.state.steps in (4, 8)]
     assert [health.state.steps for health in healths] == [4, 8]

@@ -14,6 +14,8 @@ from keras_turbo.checkpoint.writing import write_checkpoint
 from keras_turbo.fit.training_state import find_state
 from tests.checkpoint.saved import assert_equal_arrays, make_state
 
+pytestmark = pytest.mark.compatibility
+
 
 def make_model(seed=0):
     keras.utils.set_random_seed(seed)

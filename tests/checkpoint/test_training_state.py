@@ -13,6 +13,8 @@ import keras_turbo
 from keras_turbo.checkpoint.layout import FileRecord, TrainingState
 from tests.checkpoint.saved import make_state
 
+pytestmark = pytest.mark.compatibility
+
 
 def full_state():
     return make_state(

@@ -253,7 +253,7 @@ class TestPacked:
         write_wav(tmp_path / "a" / "1.mp3")
         for number, kind in enumerate(PACKED):
             (tmp_path / "a" / f"{number + 2}.wav").write_bytes(packed(kind))
-        dataset = FastDataset.from_audio_folder(tmp_path, sample_rate=RATE, length_seconds=0.5)
+        dataset = FastDataset.from_audio_folder(tmp_path, sample_rate=RATE, length_seconds=0.5, shuffle=False)
         ((samples, labels),) = batches_of(dataset)
         assert samples.shape == (5, 8000, 1)
         assert labels.tolist() == [0] * 5
@@ -263,11 +263,11 @@ class TestPacked:
 def test_without_the_library_the_command_is_told_when_the_dataset_is_built(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "soundfile", None)
     write_wav(tmp_path / "a" / "1.wav")
-    dataset = FastDataset.from_audio_folder(tmp_path, sample_rate=RATE, length_seconds=0.1)
+    dataset = FastDataset.from_audio_folder(tmp_path, sample_rate=RATE, length_seconds=0.1, shuffle=False)
     assert batches_of(dataset)[0][0].shape == (1, 1600, 1)
     (tmp_path / "a" / "2.flac").write_bytes(packed("flac"))
     with pytest.raises(ImportError, match=r"needs the library soundfile: pip install 'keras_turbo\[audio\]'"):
-        FastDataset.from_audio_folder(tmp_path, sample_rate=RATE, length_seconds=0.1, on_error="skip")
+        FastDataset.from_audio_folder(tmp_path, sample_rate=RATE, length_seconds=0.1, on_error="skip", shuffle=False)
 
 
 @pytest.fixture
@@ -283,7 +283,7 @@ def sounds(tmp_path):
 
 def sounds_in(folder, **options):
     return FastDataset.from_audio_folder(
-        folder, **{"sample_rate": RATE, "length_samples": 1600, "batch_size": 2, **options}
+        folder, **{"sample_rate": RATE, "length_samples": 1600, "batch_size": 2, "shuffle": False, **options}
     )
 
 

@@ -39,7 +39,7 @@ def in_processes(monkeypatch, *arguments, **options):
     monkeypatch.setattr(decoding, "CORES_OF_A_PROCESS", 1)
     monkeypatch.setattr(decoding, "FEWEST_EXAMPLES", 1)
     monkeypatch.setattr(decoding, "available_cores", lambda: 2)
-    dataset = FastDataset.from_image_folder(*arguments, **options)
+    dataset = FastDataset.from_image_folder(*arguments, **{"shuffle": False, **options})
     assert isinstance(dataset._source, InProcesses)
     return dataset
 
@@ -57,7 +57,7 @@ def halved(x):
     ],
 )
 def test_bytes_are_those_of_threads(photos, monkeypatch, options):
-    threads = FastDataset.from_image_folder(photos, seed=3, **options)
+    threads = FastDataset.from_image_folder(photos, seed=3, **{"shuffle": False, **options})
     processes = in_processes(monkeypatch, photos, seed=3, **options)
     assert processes.element_spec == threads.element_spec
     assert processes.order_settings == threads.order_settings
@@ -74,7 +74,7 @@ def test_bytes_are_those_of_threads(photos, monkeypatch, options):
 def test_failures_are_those_of_threads(photos, monkeypatch):
     damaged = sorted(photos.glob("*/*.jpg"))[3]
     damaged.write_bytes(damaged.read_bytes()[:200])
-    options = {"image_size": (32, 24), "batch_size": 4, "cache": False}
+    options = {"image_size": (32, 24), "batch_size": 4, "cache": False, "shuffle": False}
     texts = []
     for make in (FastDataset.from_image_folder, lambda *args, **kw: in_processes(monkeypatch, *args, **kw)):
         with pytest.raises(ExampleLoadError, match=str(damaged)) as raised:
@@ -88,7 +88,7 @@ def test_failures_are_those_of_threads(photos, monkeypatch):
 
 def test_parts_and_labels(photos, monkeypatch):
     dataset = in_processes(monkeypatch, photos, image_size=(32, 24), batch_size=4)
-    plain = FastDataset.from_image_folder(photos, image_size=(32, 24), batch_size=4)
+    plain = FastDataset.from_image_folder(photos, image_size=(32, 24), batch_size=4, shuffle=False)
     assert dataset.file_paths == plain.file_paths
     assert dataset.labels.tolist() == plain.labels.tolist()
     for index in range(2):
@@ -103,5 +103,5 @@ def test_parts_and_labels(photos, monkeypatch):
 def test_which_kind_is_chosen(photos, monkeypatch, cores, workers, number, kind):
     monkeypatch.setattr(decoding, "available_cores", lambda: cores)
     monkeypatch.setattr(decoding, "FEWEST_EXAMPLES", decoding.FEWEST_EXAMPLES * 14 // number)
-    dataset = FastDataset.from_image_folder(photos, image_size=(32, 24), workers=workers)
+    dataset = FastDataset.from_image_folder(photos, image_size=(32, 24), workers=workers, shuffle=False)
     assert isinstance(dataset._source, InProcesses) == (kind is not None)

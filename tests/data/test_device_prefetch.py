@@ -13,6 +13,8 @@ from keras_turbo.data.device_prefetch import accelerator, device_iterator
 from keras_turbo.execution.stacks import StackReader
 from keras_turbo.fit.input_wait import InputWait, why_not_timeable
 
+pytestmark = pytest.mark.compatibility
+
 ROWS = np.arange(40, dtype="float32").reshape(20, 2)
 LABELS = np.arange(20) % 3
 

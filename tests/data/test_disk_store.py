@@ -26,6 +26,8 @@ from tests.data.epochs import rows_of
 from tests.data.garbage import goes, keep_no_logs
 from tests.data.processes import output_of, run_python, start_python
 
+pytestmark = pytest.mark.compatibility
+
 SPEC = {"x": tf.TensorSpec((3,), tf.float32), "y": tf.TensorSpec((), tf.int32)}
 ELEMENTS = Elements(SPEC)
 NUM_EXAMPLES = 6

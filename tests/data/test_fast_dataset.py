@@ -20,6 +20,8 @@ from keras_turbo.data.engine.failures import ExampleLoadError
 from keras_turbo.data.engine.order import WHOLE_PERMUTATION_LIMIT
 from tests.data.garbage import goes
 
+pytestmark = pytest.mark.compatibility
+
 
 def batches_of(dataset):
     return list(dataset.as_numpy_iterator())
@@ -330,7 +332,7 @@ class TestImages:
             Image.new("RGB", (8, 8), (index * 20, 0, 0)).save(tmp_path / f"{index}.jpg")
         (tmp_path / "3.jpg").write_bytes((tmp_path / "3.jpg").read_bytes()[:300])
         (tmp_path / "6.jpg").write_bytes(b"")
-        options = {"labels": None, "image_size": (8, 8), "batch_size": 2}
+        options = {"labels": None, "image_size": (8, 8), "batch_size": 2, "shuffle": False}
         dataset = FastDataset.from_image_folder(tmp_path, on_error="skip", **options)
         assert int(dataset.cardinality()) == tf.data.UNKNOWN_CARDINALITY
         with pytest.warns(UserWarning, match="3.jpg") as caught:
@@ -350,7 +352,7 @@ class TestImages:
         red.save(tmp_path / "a.jpg", format="JPEG")
         red.save(tmp_path / "b.jpg", format="PNG")
         red.save(tmp_path / "c.jpg", format="GIF", save_all=True, append_images=[blue])
-        dataset = FastDataset.from_image_folder(tmp_path, labels=None, image_size=(8, 8), batch_size=3)
+        dataset = FastDataset.from_image_folder(tmp_path, labels=None, image_size=(8, 8), batch_size=3, shuffle=False)
         assert dataset.element_spec.shape.as_list() == [None, 8, 8, 3]
         (batch,) = batches_of(dataset)
         assert batch.shape == (3, 8, 8, 3)
@@ -366,7 +368,7 @@ class TestImages:
             Image.new("RGB", (8, 8), "green").save(folder / name, format="JPEG" if index < 6 else "WEBP")
         (folder / ".DS_Store").write_bytes(b"Bud1")
         (folder / ".hidden.jpg").write_bytes(b"no image")
-        dataset = FastDataset.from_image_folder(tmp_path, image_size=(8, 8))
+        dataset = FastDataset.from_image_folder(tmp_path, image_size=(8, 8), shuffle=False)
         assert sum(len(images) for images, _ in batches_of(dataset)) == 10
 
     def test_a_store_left_half_way_is_completed_and_a_stale_one_rebuilt(self, tmp_path):
@@ -385,6 +387,7 @@ class TestImages:
                 batch_size=1,
                 cache="disk",
                 cache_dir=tmp_path / "cache",
+                shuffle=False,
             )
 
         def pixels(dataset):
@@ -426,7 +429,7 @@ class TestImages:
 
     def test_labels_agree_with_evaluate(self, images):
         """Case 7."""
-        dataset = FastDataset.from_image_folder(images, image_size=(6, 6), batch_size=5)
+        dataset = FastDataset.from_image_folder(images, image_size=(6, 6), batch_size=5, shuffle=False)
         model = keras.Sequential([keras.Input((6, 6, 3)), keras.layers.Flatten(), keras.layers.Dense(2)])
         model.compile(
             loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"], jit_compile=False
@@ -455,7 +458,9 @@ class TestImages:
         [("int", (4,), "int32"), ("categorical", (4, 2), "float32"), ("binary", (4, 1), "float32")],
     )
     def test_label_modes_as_keras_gives_them(self, images, label_mode, shape, dtype):
-        dataset = FastDataset.from_image_folder(images, image_size=(4, 4), batch_size=4, label_mode=label_mode)
+        dataset = FastDataset.from_image_folder(
+            images, image_size=(4, 4), batch_size=4, label_mode=label_mode, shuffle=False
+        )
         theirs = keras.utils.image_dataset_from_directory(
             images, image_size=(4, 4), batch_size=4, label_mode=label_mode, shuffle=False, verbose=False
         )
@@ -466,7 +471,7 @@ class TestImages:
             assert ours.shape == shape
 
     def test_pixels_as_keras_gives_them(self, images):
-        dataset = FastDataset.from_image_folder(images, image_size=(5, 7), batch_size=4)
+        dataset = FastDataset.from_image_folder(images, image_size=(5, 7), batch_size=4, shuffle=False)
         theirs = keras.utils.image_dataset_from_directory(
             images, image_size=(5, 7), batch_size=4, shuffle=False, verbose=False
         )
@@ -476,7 +481,12 @@ class TestImages:
 
     def test_labels_by_a_function_of_the_path_for_regression(self, images):
         dataset = FastDataset.from_image_folder(
-            images, labels=lambda path: float(path[-6:-4]) / 10, label_mode="raw", image_size=(4, 4), batch_size=12
+            images,
+            labels=lambda path: float(path[-6:-4]) / 10,
+            label_mode="raw",
+            image_size=(4, 4),
+            batch_size=12,
+            shuffle=False,
         )
         ((_, labels),) = batches_of(dataset)
         assert labels.dtype == np.float32
@@ -484,8 +494,8 @@ class TestImages:
 
     def test_split_is_disjoint_and_complete(self, images):
         options = {"image_size": (4, 4), "validation_split": 0.25, "seed": 4}
-        train = FastDataset.from_image_folder(images, subset="training", **options)
-        held_out = FastDataset.from_image_folder(images, subset="validation", **options)
+        train = FastDataset.from_image_folder(images, subset="training", shuffle=False, **options)
+        held_out = FastDataset.from_image_folder(images, subset="validation", shuffle=False, **options)
         assert len(train.file_paths) == 9
         assert len(held_out.file_paths) == 3
         assert len({*train.file_paths, *held_out.file_paths}) == 12
@@ -496,7 +506,13 @@ class TestImages:
     def test_random_crops_are_new_each_epoch_and_never_cached(self, images):
         from keras_turbo.data.images import RandomResizedCrop
 
-        options = {"image_size": (6, 6), "random_resized_crop": RandomResizedCrop(), "seed": 0, "batch_size": 12}
+        options = {
+            "image_size": (6, 6),
+            "random_resized_crop": RandomResizedCrop(),
+            "batch_size": 12,
+            "shuffle": False,
+            "seed": 0,
+        }
         dataset = FastDataset.from_image_folder(images, **options)
         assert dataset.stored_in is None
         first, second = bytes_of(dataset), bytes_of(dataset)
@@ -508,10 +524,10 @@ class TestImages:
     def test_own_sizes_one_by_one(self, tmp_path):
         Image.new("RGB", (8, 4)).save(tmp_path / "a.png")
         Image.new("RGB", (2, 6)).save(tmp_path / "b.png")
-        dataset = FastDataset.from_image_folder(tmp_path, labels=None, image_size=None, batch_size=None)
+        dataset = FastDataset.from_image_folder(tmp_path, labels=None, image_size=None, batch_size=None, shuffle=False)
         assert [image.shape for image in batches_of(dataset)] == [(4, 8, 3), (6, 2, 3)]
         with pytest.raises(ValueError, match="batch_size=None"):
-            FastDataset.from_image_folder(tmp_path, labels=None, image_size=None)
+            FastDataset.from_image_folder(tmp_path, labels=None, image_size=None, shuffle=False)
 
 
 class TestIterators:
@@ -555,7 +571,7 @@ class TestIterators:
                 traced.append(images.shape)
                 return self.dense(keras.ops.reshape(images, (-1, 48)))
 
-        dataset = FastDataset.from_image_folder(images, image_size=(4, 4), batch_size=4)
+        dataset = FastDataset.from_image_folder(images, image_size=(4, 4), batch_size=4, shuffle=False)
         model = Spy()
         model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
         model.fit(dataset, verbose=0)
@@ -568,7 +584,9 @@ class TestIterators:
 class TestCacheAuto:
     def test_memory_then_disk_then_nothing(self, images, monkeypatch, tmp_path):
         def stored_in():
-            dataset = FastDataset.from_image_folder(images, image_size=(4, 4), cache_dir=tmp_path / "cache")
+            dataset = FastDataset.from_image_folder(
+                images, image_size=(4, 4), cache_dir=tmp_path / "cache", shuffle=False
+            )
             assert sum(len(batch) for batch, _ in batches_of(dataset)) == 12
             return dataset.stored_in
 
@@ -587,7 +605,10 @@ class TestCacheAuto:
     def test_random_map_fn_is_not_frozen(self, images):
         with pytest.warns(UserWarning, match="RandomStandardNormal.*not cached.*augment_fn"):
             dataset = FastDataset.from_image_folder(
-                images, image_size=(4, 4), map_fn=lambda image: tf.cast(image, tf.float32) + tf.random.normal([])
+                images,
+                image_size=(4, 4),
+                map_fn=lambda image: tf.cast(image, tf.float32) + tf.random.normal([]),
+                shuffle=False,
             )
         assert dataset.stored_in is None
 
@@ -625,7 +646,7 @@ class TestRefusals:
 
     def test_no_such_folder(self, tmp_path):
         with pytest.raises(FileNotFoundError, match="nowhere"):
-            FastDataset.from_image_folder(tmp_path / "nowhere")
+            FastDataset.from_image_folder(tmp_path / "nowhere", shuffle=False)
 
     def test_a_pattern_that_matches_nothing(self, tmp_path):
         """Case 13."""
@@ -634,7 +655,7 @@ class TestRefusals:
 
     def test_unknown_options_of_a_constructor(self, images):
         with pytest.raises(TypeError, match="no option bathc_size"):
-            FastDataset.from_image_folder(images, bathc_size=3)
+            FastDataset.from_image_folder(images, bathc_size=3, shuffle=False)
 
     def test_a_python_generator(self):
         with pytest.raises(TypeError, match="Give the function that makes it"):

@@ -155,7 +155,7 @@ class TestFindImages:
 
 
 def images_in(folder: Path, **options) -> FastDataset:
-    return FastDataset.from_image_folder(folder, image_size=(8, 8), batch_size=4, **options)
+    return FastDataset.from_image_folder(folder, **{"image_size": (8, 8), "batch_size": 4, "shuffle": False, **options})
 
 
 def sources_in(folder: Path, **options):
@@ -343,7 +343,7 @@ class TestImages:
             write_image(tmp_path / "class" / "c.jpg", kind="bmp", seed=2),
         ]
         write_image(tmp_path / "class" / "a.jpg", kind="gif")
-        dataset = FastDataset.from_image_folder(tmp_path, image_size=(8, 8), batch_size=3)
+        dataset = FastDataset.from_image_folder(tmp_path, image_size=(8, 8), batch_size=3, shuffle=False)
         assert dataset.element_spec[0].shape.as_list() == [None, 8, 8, 3]
         ((images, _),) = batches_of(dataset)
         assert images.shape == (3, 8, 8, 3)
@@ -352,10 +352,10 @@ class TestImages:
     def test_own_sizes_one_by_one(self, tmp_path):
         for height in (5, 7):
             write_image(tmp_path / "class" / f"{height}.png", size=(height, 6))
-        dataset = FastDataset.from_image_folder(tmp_path, image_size=None, batch_size=None)
+        dataset = FastDataset.from_image_folder(tmp_path, image_size=None, batch_size=None, shuffle=False)
         assert [image.shape for image, _ in batches_of(dataset)] == [(5, 6, 3), (7, 6, 3)]
         with pytest.raises(ValueError, match="image_size=None keeps each image's own size"):
-            FastDataset.from_image_folder(tmp_path, image_size=None)
+            FastDataset.from_image_folder(tmp_path, image_size=None, shuffle=False)
 
     def test_changed_images_are_not_taken_from_the_store(self, photos, tmp_path):
         """Case 4."""

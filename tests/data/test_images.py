@@ -38,6 +38,8 @@ from tests.data.image_files import (
     without_adobe_marker,
 )
 
+pytestmark = pytest.mark.compatibility
+
 
 @pytest.mark.parametrize("channels", [1, 3, 4])
 def test_lossless_kinds_are_as_pillow_reads_them(channels):

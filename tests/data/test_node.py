@@ -13,6 +13,8 @@ from keras_turbo.data.engine.node import call_on, process_is_ending
 from tests.data.garbage import goes, keep_no_logs
 from tests.data.processes import run_python
 
+pytestmark = pytest.mark.compatibility
+
 
 class Owner:
     def __init__(self) -> None:

@@ -24,6 +24,8 @@ from keras_turbo.data.tables import parquet_files
 from tests.data.epochs import batches_of, bytes_of
 from tests.data.table_files import check_columns, damage_row_group, numbered, with_times, write_tables
 
+pytestmark = pytest.mark.compatibility
+
 COUNTS = [40, 0, 50, 10]
 N = sum(COUNTS)
 

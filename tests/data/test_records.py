@@ -21,6 +21,8 @@ from keras_turbo.data.records.index import INDEX_FOLDER, record_offsets
 from keras_turbo.data.records.reader import RecordReader
 from tests.data.record_files import example, flip_byte, offsets_of, truncate, write_records
 
+pytestmark = pytest.mark.compatibility
+
 CACHE = "cache"
 # Shorter and longer than what is read at once while offsets are looked for, and nothing at all.
 SIZES = [0, 1, 70_000, 12, 1 << 20, 65_536, 3, (1 << 20) - 16, 5]

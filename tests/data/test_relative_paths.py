@@ -48,16 +48,18 @@ def folder(tmp_path, monkeypatch):
 
 
 CASES = {
-    "images": lambda: FastDataset.from_image_folder("photos", image_size=(8, 8), cache=False),
+    "images": lambda: FastDataset.from_image_folder("photos", image_size=(8, 8), cache=False, shuffle=False),
     "images on disk": lambda: FastDataset.from_image_folder(
-        "photos", image_size=(8, 8), cache="disk", cache_dir="kept"
+        "photos", image_size=(8, 8), cache="disk", cache_dir="kept", shuffle=False
     ),
     "files": lambda: FastDataset.from_files("photos/*/*.png", decoded),
     "files by Python": lambda: FastDataset.from_files("photos/*/*.png", PythonFunction(first_bytes), workers=0),
     "records": lambda: FastDataset.from_tfrecord("records", cache=False),
     "a pattern of records": lambda: FastDataset.from_tfrecord("records/*.tfrecord", cache=False),
     "packed records": lambda: FastDataset.from_tfrecord("packed", cache=False, cache_dir="kept"),
-    "sounds": lambda: FastDataset.from_audio_folder("sounds", sample_rate=16_000, length_seconds=0.1, cache=False),
+    "sounds": lambda: FastDataset.from_audio_folder(
+        "sounds", sample_rate=16_000, length_seconds=0.1, cache=False, shuffle=False
+    ),
     "Parquet in memory": lambda: FastDataset.from_parquet("tables/*.parquet", label="y"),
     "Parquet by row groups": lambda: FastDataset.from_parquet("tables", label="y", cache=False),
     "CSV": lambda: FastDataset.from_csv("tables/*.csv", label="y"),

@@ -70,7 +70,7 @@ class TestFolders:
         near = FastDataset.from_image_folder(photos, **options)
         assert far.class_names == near.class_names
         assert bytes_of(far) == bytes_of(near)
-        flat = FastDataset.from_image_folder(Path(f"{store}/photos"), labels=None, image_size=(8, 8))
+        flat = FastDataset.from_image_folder(Path(f"{store}/photos"), labels=None, image_size=(8, 8), shuffle=False)
         assert flat.file_paths == sorted(flat.file_paths)
         assert len(flat.file_paths) == 5
 
@@ -84,13 +84,13 @@ class TestFolders:
             pytest.warns(UserWarning, match="1 images lie beside the class folders of 'ram://.*'beside.png'") as beside,
             pytest.warns(UserWarning, match=r"1 files under 'ram://.* 1 \.txt") as left_out,
         ):
-            dataset = FastDataset.from_image_folder(store, image_size=(8, 8))
+            dataset = FastDataset.from_image_folder(store, image_size=(8, 8), shuffle=False)
         assert len(dataset.file_paths) == 6
         assert {warning.filename for warning in [*beside, *left_out]} == {__file__}
 
     def test_the_cache_is_here_and_knows_its_files(self, photos, store, cache):
         upload(photos, store)
-        options = {"image_size": (8, 8), "cache": "disk", "batch_size": 5}
+        options = {"image_size": (8, 8), "cache": "disk", "batch_size": 5, "shuffle": False}
         dataset = FastDataset.from_image_folder(store, **options)
         ((first, _),) = batches_of(dataset)
         dataset._recipe.store.save()
@@ -110,22 +110,22 @@ class TestFolders:
     def test_audio(self, tmp_path, store):
         expected = [write_wav(tmp_path / "sounds" / "a" / f"{hertz}.wav", hertz) for hertz in (440, 880)]
         upload(tmp_path / "sounds", store)
-        dataset = FastDataset.from_audio_folder(store, sample_rate=16_000, length_samples=1600)
+        dataset = FastDataset.from_audio_folder(store, sample_rate=16_000, length_samples=1600, shuffle=False)
         ((samples, _),) = batches_of(dataset)
         np.testing.assert_array_equal(samples, expected)
 
     def test_case_13_nothing_there(self, store):
         tf.io.gfile.makedirs(f"{store}/empty")
         with pytest.raises(ValueError, match="no class folders"):
-            FastDataset.from_image_folder(f"{store}/empty")
+            FastDataset.from_image_folder(f"{store}/empty", shuffle=False)
         with pytest.raises(ValueError, match="No images under"):
-            FastDataset.from_image_folder(f"{store}/empty", labels=None)
+            FastDataset.from_image_folder(f"{store}/empty", labels=None, shuffle=False)
         with pytest.raises(FileNotFoundError, match="There is no folder"):
-            FastDataset.from_image_folder(f"{store}/none")
+            FastDataset.from_image_folder(f"{store}/none", shuffle=False)
         with tf.io.gfile.GFile(f"{store}/file", "w") as file:
             file.write("x")
         with pytest.raises(NotADirectoryError, match="is a file"):
-            FastDataset.from_image_folder(f"{store}/file")
+            FastDataset.from_image_folder(f"{store}/file", shuffle=False)
 
 
 class TestPatterns:
@@ -188,7 +188,7 @@ class TestRecords:
         names = sorted(tf.io.gfile.listdir(f"{store}/out"))
         assert names == ["00000-of-00002.tfrecord", "00001-of-00002.tfrecord", "manifest.json"]
         far = FastDataset.from_tfrecord(f"{store}/out", image_size=(8, 8))
-        near = FastDataset.from_image_folder(photos, image_size=(8, 8))
+        near = FastDataset.from_image_folder(photos, image_size=(8, 8), shuffle=False)
         assert bytes_of(far) == bytes_of(near)
         assert far.class_names == near.class_names
         # Again: nothing is left to do. From there to there, with a split:
@@ -341,9 +341,9 @@ class TestSchemes:
         path = "s3a://bucket/data"  # TensorFlow does not have this one
         message = rf"No file system is installed for '{path}.*pip install \"keras_turbo\[remote\]\""
         for act in (
-            lambda: FastDataset.from_image_folder(path),
-            lambda: FastDataset.from_image_folder(Path(path)),
-            lambda: FastDataset.from_audio_folder(path, sample_rate=1, length_samples=1),
+            lambda: FastDataset.from_image_folder(path, shuffle=False),
+            lambda: FastDataset.from_image_folder(Path(path), shuffle=False),
+            lambda: FastDataset.from_audio_folder(path, sample_rate=1, length_samples=1, shuffle=False),
             lambda: FastDataset.from_files([f"{path}/a"], lambda p: p),
             lambda: FastDataset.from_tfrecord(path),
             lambda: FastDataset.from_parquet(path),
@@ -358,9 +358,9 @@ class TestSchemes:
 
     def test_others(self, capsys):
         with pytest.raises(ValueError, match="No file system is installed for 'foo://x'"):
-            FastDataset.from_image_folder("foo://x")
+            FastDataset.from_image_folder("foo://x", shuffle=False)
         with pytest.raises(ValueError, match=r"Meant: s3://bucket\?"):
-            FastDataset.from_image_folder("s3:/bucket")
+            FastDataset.from_image_folder("s3:/bucket", shuffle=False)
         with pytest.raises(ValueError, match="`cache_dir` must be a folder of this machine"):
             FastDataset(np.zeros(3), cache_dir="ram://cache")
         with pytest.raises(SystemExit):
@@ -368,8 +368,8 @@ class TestSchemes:
         assert "No file system is installed for 'foo://x'" in capsys.readouterr().err
 
     def test_file_is_this_machine(self, photos):
-        dataset = FastDataset.from_image_folder(f"file://{photos}", image_size=(8, 8))
-        assert dataset.file_paths == FastDataset.from_image_folder(photos, image_size=(8, 8)).file_paths
+        dataset = FastDataset.from_image_folder(f"file://{photos}", image_size=(8, 8), shuffle=False)
+        assert dataset.file_paths == FastDataset.from_image_folder(photos, image_size=(8, 8), shuffle=False).file_paths
 
 
 S3 = Path(__file__).with_name("s3_run.py")

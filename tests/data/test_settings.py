@@ -150,7 +150,7 @@ def test_cores_are_those_that_a_container_may_use(monkeypatch, quota, expected):
 
 def test_the_constructors_pass_options_on(tmp_path):
     with pytest.raises(TypeError, match=r"from_image_folder\(\) has no option batchsize. .* batch_size, shuffle"):
-        FastDataset.from_image_folder(tmp_path, batchsize=3)
+        FastDataset.from_image_folder(tmp_path, batchsize=3, shuffle=False)
     with pytest.raises(TypeError, match=r"from_files\(\) has no option buffer"):
         FastDataset.from_files("*.jpg", tf.io.read_file, buffer=3)
     with pytest.raises(ValueError, match="`batch_size` must be at least 1"):

@@ -14,6 +14,8 @@ from keras_turbo.data.sources import streams
 from tests.data.epochs import batches_of, bytes_of, rows_of
 from tests.data.garbage import goes, keep_no_logs
 
+pytestmark = pytest.mark.compatibility
+
 
 def numbers(count: int = 20) -> tf.data.Dataset:
     return tf.data.Dataset.range(count)

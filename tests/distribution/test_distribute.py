@@ -15,6 +15,8 @@ from keras_turbo.distribution.cluster import ClusterError
 from keras_turbo.distribution.workers import is_chief
 from tests.distribution.cluster_scenarios import rows, small_model
 
+pytestmark = pytest.mark.compatibility
+
 
 @pytest.fixture(autouse=True)
 def no_cluster(monkeypatch):

@@ -14,6 +14,8 @@ from tests.distribution.scenarios import (
     run_scenario,
 )
 
+pytestmark = pytest.mark.compatibility
+
 # float16 rounds sums of other parts of a batch otherwise. Synchronized statistics take the variance as a difference.
 TOLERANCES = {
     "float16": 2e-3,

@@ -11,6 +11,8 @@ import pytest
 
 from keras_turbo.distribution.server_start import give_sigterm_back, reach_directly
 
+pytestmark = pytest.mark.compatibility
+
 ADDRESSES = ["a:1", "a:2", "[::1]:3"]
 
 

@@ -21,7 +21,7 @@ XLA = ExecutionSetting("xla", 3)
 OURS = [GRAPH, GRAPH_XLA, XLA]
 # What Keras 3.15 says of its own default with any dataset.
 KERAS_SHUFFLE = "ignore:`shuffle=True` was passed:UserWarning"
-pytestmark = pytest.mark.filterwarnings(KERAS_SHUFFLE)
+pytestmark = [pytest.mark.compatibility, pytest.mark.filterwarnings(KERAS_SHUFFLE)]
 
 names = functools.partial(pytest.mark.parametrize, ids=lambda setting: setting.name)
 

@@ -8,6 +8,8 @@ from keras_turbo import FastDataset
 from keras_turbo.execution.stacks import StackReader, why_not_stackable
 from keras_turbo.execution.unread_copy import unread_copy
 
+pytestmark = pytest.mark.compatibility
+
 
 def read(iterator, capacity, asked):
     """All batches of a reader that is asked for the given numbers of batches in turn, and how many came."""

@@ -12,12 +12,12 @@ import keras_turbo
 from keras_turbo import FastDataset, tune
 from keras_turbo.execution.candidates import block_lengths, candidate_settings
 from keras_turbo.execution.installation import setting_of
-from keras_turbo.execution.random_states import seeded
 from keras_turbo.execution.setting import ExecutionSetting
 from keras_turbo.execution.tune_report import TuneReport
+from keras_turbo.fit.random_states import seeded
 from tests.execution.models import CLASSES, MODELS, batches, compiled, examples, plain, unbuilt
 
-pytestmark = pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning")
+pytestmark = [pytest.mark.compatibility, pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning")]
 
 
 def variables_of(model):

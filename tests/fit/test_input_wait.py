@@ -8,6 +8,8 @@ import tensorflow as tf
 from keras_turbo import FastDataset
 from keras_turbo.fit.input_wait import InputWait, Waits, why_not_timeable
 
+pytestmark = pytest.mark.compatibility
+
 ROWS = np.arange(14, dtype=np.float32).reshape(7, 2)
 
 

@@ -18,6 +18,8 @@ from keras_turbo.fit import session as session_module
 from keras_turbo.fit.session import FitSession
 from keras_turbo.fit.train_function import Place, WrappedTrainFunction
 
+pytestmark = pytest.mark.compatibility
+
 X, Y = np.ones((8, 3), "float32"), np.ones((8, 2), "float32")
 
 

@@ -9,6 +9,8 @@ from keras_turbo.fit.timing import Durations, FitTimes
 from keras_turbo.monitor.figures import HardwareFigures, figures_for_logs, step_figures
 from tests.monitor.samples import counters, sample
 
+pytestmark = pytest.mark.compatibility
+
 
 class KnownWaits:
     """Stands for the measurement of waits: what is known of them is given."""

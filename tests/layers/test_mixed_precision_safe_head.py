@@ -12,6 +12,8 @@ from keras import ops
 
 from keras_turbo import MixedPrecisionSafeHead
 
+pytestmark = pytest.mark.compatibility
+
 POLICIES = ["float32", "float64", "float16", "bfloat16", "mixed_float16", "mixed_bfloat16"]
 MIXED = ["mixed_float16", "mixed_bfloat16"]
 

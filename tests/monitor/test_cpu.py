@@ -8,7 +8,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from keras_turbo.devices import cpu
 
 from keras_turbo.monitor.cpu import CpuReader
 
@@ -144,7 +143,7 @@ def test_two_readings_at_the_same_time(tmp_path, monkeypatch):
 
 def test_this_machine(monkeypatch):
     monkeypatch.undo()
-    reader = cpu.CpuReader()
+    reader = CpuReader()
     reader.read()
     sum(range(2_000_000))
     counters = reader.read()

@@ -27,7 +27,7 @@ from tests.monitor.fake_nvml import gpus as machine
 from tests.monitor.samples import FakeSubscription, counters, sample, subscribing
 
 # Without a GPU a warning says so, once for each callback.
-pytestmark = pytest.mark.filterwarnings("ignore:GpuUtilization gives no figures of GPUs")
+pytestmark = [pytest.mark.compatibility, pytest.mark.filterwarnings("ignore:GpuUtilization gives no figures of GPUs")]
 
 X = np.random.default_rng(1).normal(size=(42, 4)).astype("float32")
 Y = np.random.default_rng(2).normal(size=(42, 1)).astype("float32")

@@ -12,6 +12,7 @@ from keras import layers, ops
 
 import keras_turbo as kt
 from keras_turbo.precision import PrecisionWarning, SafeLossScaleOptimizer, check_precision, silence_warnings
+from keras_turbo.precision.fragile_layers import half_layers
 from tests.precision.caught import precision_warnings
 
 
@@ -167,6 +168,26 @@ def test_a_train_step_that_never_scales(float16, make, warns):
     assert [f"the train_step of {make.__name__} never scales its loss" in message for message in messages] == [
         True
     ] * warns
+
+
+@pytest.mark.parametrize("scales", [False, True])
+def test_a_train_step_that_never_scales_where_no_layer_is_left_in_half_precision(float16, scales):
+    class OneLayer(Scaling if scales else Trained):
+        def __init__(self):
+            keras.Model.__init__(self)
+            self.head = layers.Dense(3)
+
+        def call(self, inputs):
+            return self.head(inputs)
+
+    model = OneLayer()
+    model(np.ones((2, 8), "float32"))
+    model.compile("sgd", "mse")  # Keras scales the loss by the policy of the model
+    with precision_warnings() as messages:
+        kt.make_precision_safe(model, verbose=False)
+    assert half_layers(model) == []
+    assert isinstance(model.optimizer, SafeLossScaleOptimizer)
+    assert ["the train_step of OneLayer never scales its loss" in one for one in messages] == [True] * (not scales)
 
 
 def test_float16_without_scaling(float16):

@@ -15,6 +15,8 @@ from keras_turbo.precision import LossScaleLogs, SafeLossScaleOptimizer
 from keras_turbo.precision.loss_scaling import number
 from tests.precision.caught import precision_warnings
 
+pytestmark = pytest.mark.compatibility
+
 INFINITY, NAN = float("inf"), float("nan")
 
 

@@ -10,6 +10,7 @@ import keras_turbo as kt
 from keras_turbo.machine import CpuFeatures, gpu_features
 from keras_turbo.precision import PrecisionWarning, policy
 from keras_turbo.precision.measurement import HalfPrecisionSpeed, half_precision_speed
+from tests.precision.caught import precision_warnings
 
 V100 = {"device_name": "Tesla V100-SXM2-16GB", "compute_capability": (7, 0)}
 T4 = {"device_name": "Tesla T4", "compute_capability": (7, 5)}
@@ -62,6 +63,32 @@ def test_a_gpu_without_tensor_cores_is_warned_of(have_gpus, gpus):
     assert "no Tensor Cores" in choice.reason
 
 
+@pytest.mark.parametrize(
+    ("gpus", "names", "why"),
+    [
+        ([H100], ["float32", "mixed_bfloat16", "mixed_float16"], "NVIDIA H100"),
+        ([T4], ["float32", "mixed_float16"], "Tesla T4"),
+        ([A100, V100], ["float32", "mixed_float16"], "Tesla V100"),
+        ([AMD], ["float32", "mixed_bfloat16", "mixed_float16"], "Radeon"),
+        ([A100, GTX_1080], ["float32"], "no Tensor Cores"),
+    ],
+)
+def test_the_policies_to_measure(have_gpus, gpus, names, why):
+    have_gpus(*gpus)
+    found, reason = policy.hardware_policies()
+    assert found == names
+    assert why in reason
+
+
+@pytest.mark.parametrize(("instructions", "names"), [(("amx_bf16",), ["float32", "mixed_bfloat16"]), ((), ["float32"])])
+def test_the_policies_to_measure_on_a_cpu(have_gpus, monkeypatch, instructions, names):
+    have_gpus()
+    monkeypatch.setattr(policy, "cpu_features", lambda: CpuFeatures("Some CPU", instructions))
+    found, reason = policy.hardware_policies()
+    assert found == names
+    assert "Some CPU" in reason
+
+
 WITH_BFLOAT16 = CpuFeatures("Xeon", ("avx512_bf16", "amx_bf16"))
 
 
@@ -88,7 +115,8 @@ def test_the_measurement_itself():
 
 
 def test_auto_on_this_machine(set_dtype_policy):
-    name, reason = kt.use_mixed_precision()
+    with precision_warnings():
+        name, reason = kt.use_mixed_precision()
     assert name == keras.config.dtype_policy().name
     assert "there is no GPU" in reason
 

@@ -10,6 +10,8 @@ from keras import layers, ops
 import keras_turbo as kt
 from keras_turbo.precision import SafeLossScaleOptimizer, replace_head
 
+pytestmark = pytest.mark.compatibility
+
 SPARSE = keras.losses.SparseCategoricalCrossentropy
 
 

@@ -12,6 +12,8 @@ import keras_turbo as kt
 from keras_turbo.precision import PrecisionWarning, unsafe_layers
 from keras_turbo.precision.fragile_layers import LARGE_REDUCTION
 
+pytestmark = pytest.mark.compatibility
+
 MIXED = ["mixed_float16", "mixed_bfloat16"]
 
 # How far probabilities may be from those in float32: some ten layers round to 11 or 8 bits.

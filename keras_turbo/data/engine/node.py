@@ -21,6 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_turbo.data.engine.slots import aligned_empty
+from keras_turbo.fit.keras_internals import on_one_device
 
 # A thread that has looked at the flag calls Python within microseconds.
 _ENTERING_SECONDS = 0.05
@@ -242,21 +243,6 @@ def traced_on_cpu(function: Callable[..., Any], signature: Sequence[tf.TensorSpe
         function, input_signature=signature, autograph=False, experimental_attributes=on_one_device()
     )
     return traced.get_concrete_function()
-
-
-@functools.cache
-def on_one_device() -> dict[str, Any]:
-    """Attributes of a `tf.function` that say it stays on one device."""
-    # TensorFlow's own datasets mark their functions so (data/experimental/ops/prefetching_ops.py, 2.17 to 2.21); the
-    # name is about where integers lie on a GPU, and of no account on a CPU. It is an attribute and no interface: where
-    # a TensorFlow does not know it, functions are instantiated as any other is, which is slower and the same.
-    mark = {"experimental_ints_on_device": True}
-    try:
-        function: Any = tf.function(lambda: tf.constant(0), autograph=False, experimental_attributes=mark)
-        function.get_concrete_function()
-    except ValueError:
-        return {}
-    return mark
 
 
 @tf.autograph.experimental.do_not_convert

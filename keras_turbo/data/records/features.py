@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import itertools
 import json
@@ -11,10 +10,9 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
-from keras_turbo.data.engine.elements import BatchForm, Column, numpy_dtype
+from keras_turbo.data.engine.elements import BatchForm, Column
 from keras_turbo.data.functions import as_array
 
 Features = dict[str, Any]
@@ -30,9 +28,6 @@ _FORMS: dict[type, BatchForm] = {
 
 KINDS = {tf.string: "bytes_list", tf.float32: "float_list", tf.int64: "int64_list"}
 """The kinds of lists in a record."""
-
-# In records as long as this, copying the bytes takes longer than looking at each in Python.
-_LONG_RECORD_BYTES = 1 << 12
 
 # What TensorFlow reads of a file at once.
 _BUFFER_BYTES = 1 << 18
@@ -96,15 +91,10 @@ class Parser:
 
     Args:
         features: what is parsed.
-        mean_bytes: of a record.
     """
 
-    def __init__(self, features: Features, mean_bytes: float) -> None:
+    def __init__(self, features: Features) -> None:
         self._features = features
-        self._is_by_python = mean_bytes > _LONG_RECORD_BYTES and all(
-            isinstance(feature, tf.io.FixedLenFeature) and not feature.shape and feature.default_value is None
-            for feature in features.values()
-        )
 
         def parse(records: tf.Tensor) -> list[tf.Tensor]:
             parsed = tf.io.parse_example(records, features)
@@ -124,9 +114,6 @@ class Parser:
 
     def of_records(self, records: Sequence[bytes]) -> dict[str, Column]:
         """Of some records; raises what is wrong with one of them."""
-        if self._is_by_python:
-            with contextlib.suppress(Exception):  # TensorFlow says better what is wrong
-                return self._scalars(records)
         with tf.device("CPU:0"):
             return self._columns(self._parse(tf.constant(records, tf.string)))
 
@@ -136,16 +123,6 @@ class Parser:
             # A name on Linux is any bytes, which are no UTF-8 where others chose them.
             numbers = [tf.constant(value, tf.int64) for value in (offset, number)]
             return self._columns(self._read(tf.constant(os.fsencode(path)), *numbers))
-
-    def _scalars(self, records: Sequence[bytes]) -> dict[str, Column]:
-        """As `of_records`, of scalar features: of 32 KB in 5 us, where TensorFlow, which copies more, takes 25."""
-        columns: dict[str, Any] = {name: [] for name in self._features}
-        for record in records:
-            there = tf.train.Example.FromString(record).features.feature
-            for name, feature in self._features.items():
-                (value,) = getattr(there[name], KINDS[feature.dtype]).value
-                columns[name].append(value)
-        return {name: np.array(column, numpy_dtype(self._features[name].dtype)) for name, column in columns.items()}
 
     def _columns(self, tensors: Iterable[tf.Tensor]) -> dict[str, Column]:
         arrays = iter([as_array(tensor) for tensor in tensors])

@@ -2,7 +2,7 @@
 
 TensorFlow's own reader, which compares checksums, reads records that follow one another in a file. Others that are
 wanted together are copied, as they are, into a file in memory for it, a thousand in one system call and without
-Python's lock. Few records are read one by one, and so are those in which something is wrong, to say what it is.
+Python's lock. One record is read by itself, and so are those in which something is wrong, to say what it is.
 """
 
 from __future__ import annotations

@@ -295,11 +295,13 @@ def audio_folder_sources(
     subset: Subset | None,
     seed: int | None,
     may_skip: bool,
+    follow_links: bool = True,
     **others: Any,
 ) -> tuple[dict[str, DecodedFiles], list[str] | None]:
     """The sources of `FastDataset.from_audio_folder`, by the name of their part, and the class names."""
     check_split(validation_split, subset, seed, _AUDIO)
-    found = find_class_files(directory, _AUDIO, isinstance(labels, str) and labels == "inferred", class_names)
+    by_class = isinstance(labels, str) and labels == "inferred"
+    found = find_class_files(directory, _AUDIO, by_class, class_names, follow_links)
     if any(not path.lower().endswith((".wav", ".wave")) for path in found.paths):
         _library("soundfile")
     if not may_skip:

@@ -56,7 +56,11 @@ class ClassFiles:
 
 
 def find_class_files(
-    directory: str | os.PathLike, kind: FileKind, by_class: bool, class_names: Sequence[str] | None = None
+    directory: str | os.PathLike,
+    kind: FileKind,
+    by_class: bool,
+    class_names: Sequence[str] | None = None,
+    follow_links: bool = True,
 ) -> ClassFiles:
     """Finds the files of a kind under a folder, and in its class folders if asked.
 
@@ -64,11 +68,12 @@ def find_class_files(
     Whatever else is left out is counted in one warning, by ending.
 
     Args:
-        directory: the folder, on this machine or behind a scheme. Links are followed, but for those that lead back
-            into it.
+        directory: the folder, on this machine or behind a scheme.
         kind: what is looked for.
         by_class: whether each folder in it is a class.
         class_names: the class folders to read, in the order of their numbers; by default all, sorted by name.
+        follow_links: whether links to folders are followed, but for those that lead back into the directory. A class
+            folder may be a link in any case.
 
     Raises:
         FileNotFoundError: no such folder.
@@ -83,7 +88,7 @@ def find_class_files(
     folders: list[str] = []
     class_of: list[str] = []
     if not by_class:
-        paths = _files_below(root, root, kind, left_out)
+        paths = _files_below(root, root, kind, left_out, follow_links)
     else:
         folders, files_beside = _folders_and_files(root, kind.endings)
         if class_names is not None:
@@ -100,7 +105,7 @@ def find_class_files(
         _warn_of_files_beside(root, files_beside, kind)
         paths = []
         for name in folders:
-            of_class = _files_below(root, storage.join(root, name), kind, left_out)
+            of_class = _files_below(root, storage.join(root, name), kind, left_out, follow_links)
             paths += of_class
             class_of += [name] * len(of_class)
     if left_out:
@@ -166,9 +171,11 @@ def _warn_of_files_beside(root: str, beside: list[str], kind: FileKind) -> None:
         )
 
 
-def _files_below(root: str, folder: str, kind: FileKind, left_out: collections.Counter[str]) -> list[str]:
+def _files_below(
+    root: str, folder: str, kind: FileKind, left_out: collections.Counter[str], follow_links: bool
+) -> list[str]:
     found, others = [], []
-    for path in _remote_files(folder) if is_remote(folder) else _local_files(root, folder):
+    for path in _remote_files(folder) if is_remote(folder) else _local_files(root, folder, follow_links):
         (found if _ending(storage.name_of(path)) in kind.endings else others).append(path)
     if others:
         heads = storage.each_path(_head, others)
@@ -180,9 +187,9 @@ def _files_below(root: str, folder: str, kind: FileKind, left_out: collections.C
     return sorted(found)
 
 
-def _local_files(root: str, folder: str) -> Iterator[str]:
+def _local_files(root: str, folder: str, follow_links: bool) -> Iterator[str]:
     been_in = set()
-    for parent, folders, names in os.walk(folder, followlinks=True):
+    for parent, folders, names in os.walk(folder, followlinks=follow_links):
         if os.path.realpath(parent) in been_in:  # a link to a folder above would lead round and round
             folders.clear()
             continue

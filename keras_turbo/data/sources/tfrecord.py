@@ -46,9 +46,6 @@ _INFERRED_FROM = 64
 # Records that are read together, at most: enough that the calls are little beside them, few enough to be no memory.
 _BYTES_AT_ONCE = 1 << 22
 
-# From so many records on TensorFlow's reader is faster: it takes half a millisecond to begin.
-_MANY = 256
-
 # As FastDataset.from_image_folder.
 _DEFAULT_IMAGE_SIZE = (256, 256)
 
@@ -103,7 +100,7 @@ class TfRecordSource(Source):
         self.loads_together = decoder is None
         self.loading_is_called = "load" if decoder is None else "decode"
         self._rows_at_once = int(max(1, _BYTES_AT_ONCE // max(1, reader.mean_bytes, self.elements.row_bytes)))
-        self._parser = Parser(features, reader.mean_bytes)
+        self._parser = Parser(features)
         self._labels = None if label is None else TfRecordSource(reader, label)
         self._recipe = recipe
         self._files = list(files)
@@ -160,9 +157,9 @@ class TfRecordSource(Source):
         return concatenated(parts), failures
 
     def _read(self, positions: np.ndarray) -> tuple[list[Column], dict[int, Exception]]:
-        number, is_many = len(positions), len(positions) >= (2 if self.reader.is_remote else _MANY)
+        number = len(positions)
         try:
-            if is_many and self.reader.can_gather:
+            if number > 1 and self.reader.can_gather:
                 with self.reader.together(positions) as (path, offset):
                     parsed = self._parser.of_file(path, offset, number)
             else:
