@@ -9,7 +9,7 @@ from keras import layers
 options = _data.options(__doc__)
 keras.utils.set_random_seed(options.seed)
 
-folder = _data.photos(options.data, 64 if options.quick else 3000)
+folder = _data.photos(options.data, 256 if options.quick else 3000)
 image_size = (64, 64)
 
 train, val = kt.FastDataset.from_image_folder(

@@ -18,7 +18,7 @@ train, val = train.prefetch(tf.data.AUTOTUNE), val.prefetch(tf.data.AUTOTUNE)
 
 inputs = keras.Input((*image_size, 3))
 x = layers.Rescaling(1 / 127.5, offset=-1)(inputs)
-x = keras.applications.MobileNetV2(image_size + (3,), alpha=0.35, include_top=False, weights=None, pooling="avg")(x)
+x = keras.applications.MobileNetV2((*image_size, 3), alpha=0.35, include_top=False, weights=None, pooling="avg")(x)
 x = layers.Dropout(0.2)(x)
 model = keras.Model(inputs, layers.Dense(4, activation="softmax")(x))
 

@@ -51,7 +51,8 @@ def encode(x, y):
 
 train = train.map(encode, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
 val = val.map(encode, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
-train, val = (kt.FastDataset(part.unbatch(), shuffle=True, cache="memory") for part in (train, val))
+train = kt.FastDataset(train.unbatch(), shuffle=True, cache="memory")
+val = kt.FastDataset(val.unbatch(), cache="memory")
 
 encoded = features.get_encoded_features()
 x = layers.Dense(32, activation="relu")(encoded)

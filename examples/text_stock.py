@@ -7,7 +7,7 @@ from keras import layers
 options = _data.options(__doc__)
 keras.utils.set_random_seed(options.seed)
 
-folder = _data.docstrings(options.data, 40 if options.quick else 1200)
+folder = _data.docstrings(options.data, 120 if options.quick else 1200)
 vocabulary_size, length, width = 20000, 200, 32
 
 train, val = keras.utils.text_dataset_from_directory(

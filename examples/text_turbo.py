@@ -8,7 +8,7 @@ from keras import layers
 options = _data.options(__doc__)
 keras.utils.set_random_seed(options.seed)
 
-folder = _data.docstrings(options.data, 40 if options.quick else 1200)
+folder = _data.docstrings(options.data, 120 if options.quick else 1200)
 vocabulary_size, length, width = 20000, 200, 32
 
 train, val = keras.utils.text_dataset_from_directory(
@@ -24,7 +24,8 @@ def tokens(text, label):
 
 train = train.map(tokens, num_parallel_calls=4)
 val = val.map(tokens, num_parallel_calls=4)
-train, val = (kt.FastDataset(part.unbatch(), shuffle=True, cache="memory") for part in (train, val))
+train = kt.FastDataset(train.unbatch(), shuffle=True, cache="memory")
+val = kt.FastDataset(val.unbatch(), cache="memory")
 
 
 class TransformerBlock(layers.Layer):

@@ -10,7 +10,7 @@ from keras import layers
 options = _data.options(__doc__)
 keras.utils.set_random_seed(options.seed)
 
-table = pd.read_csv(_data.weather(options.data, 2000 if options.quick else 40000))
+table = pd.read_csv(_data.weather(options.data, 6000 if options.quick else 40000))
 num_train = int(0.8 * len(table))
 values = ((table - table[:num_train].mean()) / table[:num_train].std()).to_numpy(np.float32)
 # One reading an hour, of the last five days; the temperature half a day after the last one.
@@ -25,7 +25,8 @@ def windows(first, last):
 
 
 train, val = windows(0, num_train), windows(num_train, len(table))
-train, val = (kt.FastDataset(part.unbatch(), batch_size=batch_size, cache="memory") for part in (train, val))
+train = kt.FastDataset(train.unbatch(), batch_size=batch_size, cache="memory")
+val = kt.FastDataset(val.unbatch(), batch_size=batch_size, cache="memory")
 
 inputs = keras.Input((length, values.shape[1]))
 outputs = layers.Dense(1)(layers.LSTM(32)(inputs))
