@@ -2,7 +2,6 @@
 
     python benchmarks/scripts.py                                   # all of `examples/`, 5 and 30 epochs
     python benchmarks/scripts.py --scripts images gan --epochs 5   # some, and shorter
-    python benchmarks/scripts.py --without-lines --scripts images  # what each line of keras_turbo gains and costs
 
 - stock: `examples/NAME_stock.py`.
 - keras_turbo: `examples/NAME_turbo.py`, the same script with the README's lines.
@@ -16,11 +15,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
 import itertools
 import os
 import re
-import resource
 import statistics
 import subprocess
 import sys
@@ -31,7 +28,6 @@ from pathlib import Path
 from typing import Any
 
 import _measure
-import psutil
 import rich.table
 
 ROOT = Path(__file__).parents[1]
@@ -58,9 +54,6 @@ class Run:
         seconds_before: to the beginning of the first epoch: imports, data, model.
         epoch_seconds: of each epoch, with its validation and callbacks.
         seconds_after: from the end of the last epoch.
-        cpu_seconds: of all cores together. What others do on the machine changes it less than the seconds.
-        cpu_seconds_before: as `seconds_before`.
-        epoch_cpu_seconds: as `epoch_seconds`.
         metric: what the script prints at its end.
         load: processes that wanted a core in the minute before.
     """
@@ -69,9 +62,6 @@ class Run:
     seconds_before: float
     epoch_seconds: list[float]
     seconds_after: float
-    cpu_seconds: float
-    cpu_seconds_before: float
-    epoch_cpu_seconds: list[float]
     metric: float
     load: float
 
@@ -80,7 +70,6 @@ PHASES: dict[str, Callable[[Run], float]] = {
     "first epoch": lambda run: run.epoch_seconds[0],
     "later epochs": lambda run: statistics.median(run.epoch_seconds[1:]),
     "whole script": lambda run: run.seconds,
-    "whole script, all cores together": lambda run: run.cpu_seconds,
 }
 
 
@@ -91,7 +80,6 @@ def run_script(script: Path, arguments: Sequence[Any]) -> Run:
         RuntimeError: it failed, or printed no epochs or no metric.
     """
     load = os.getloadavg()[0]
-    cpu_before = _seconds_of_ended_processes()
     with tempfile.TemporaryDirectory(prefix="keras_turbo_script_") as folder, tempfile.TemporaryFile() as stderr:
         paths = [str(ROOT), str(EXAMPLES), os.environ.get("PYTHONPATH")]
         environment = os.environ | {
@@ -101,8 +89,9 @@ def run_script(script: Path, arguments: Sequence[Any]) -> Run:
         }
         command = [sys.executable, str(script), *map(str, arguments)]
         begun_at = time.perf_counter()
-        with psutil.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=stderr) as process:
-            lines = [(line.decode(), time.perf_counter() - begun_at, _cpu_seconds(process)) for line in process.stdout]
+        with subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=stderr) as process:
+            assert process.stdout is not None  # noqa: S101 (it is a pipe)
+            lines = [(line.decode(), time.perf_counter() - begun_at) for line in process.stdout]
         seconds = time.perf_counter() - begun_at
         stderr.seek(0)
         messages = stderr.read().decode(errors="replace")
@@ -111,60 +100,19 @@ def run_script(script: Path, arguments: Sequence[Any]) -> Run:
     if process.returncode or len(epochs) < 2 or not metric:
         raise RuntimeError(
             f"{script.name} ended with status {process.returncode}, after {len(epochs)} epochs (two are needed). Its "
-            f"last lines were:\n{messages[-3000:]}{''.join(line for line, _, _ in lines[-3:])}"
+            f"last lines were:\n{messages[-3000:]}{''.join(line for line, _ in lines[-3:])}"
         )
     # The progress bar of an epoch ends when its other callbacks are through.
     last = next(line for line in reversed(lines) if "/step" in line[0])
-    marks = [(seconds, cpu_seconds) for _, seconds, cpu_seconds in [*epochs, last]]
-    spans = [(after[0] - before[0], after[1] - before[1]) for before, after in itertools.pairwise(marks)]
+    marks = [at for _, at in [*epochs, last]]
     return Run(
         seconds=seconds,
-        seconds_before=marks[0][0],
-        epoch_seconds=[span[0] for span in spans],
-        seconds_after=seconds - marks[-1][0],
-        cpu_seconds=_seconds_of_ended_processes() - cpu_before,
-        cpu_seconds_before=marks[0][1],
-        epoch_cpu_seconds=[span[1] for span in spans],
+        seconds_before=marks[0],
+        epoch_seconds=[after - before for before, after in itertools.pairwise(marks)],
+        seconds_after=seconds - marks[-1],
         metric=float(metric[1]),
         load=load,
     )
-
-
-def _cpu_seconds(process: psutil.Popen) -> float:
-    times = process.cpu_times()
-    return times.user + times.system
-
-
-def _seconds_of_ended_processes() -> float:
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
-
-
-def without_lines(stock: str, turbo: str) -> dict[str, str]:
-    """The turbo half of a script without one of its lines each, and with none of them but the import.
-
-    Args:
-        stock: the source of the stock half.
-        turbo: that of the turbo half.
-
-    Returns:
-        Sources by what is left out. A line that stands for one of stock's is that one again.
-    """
-    before, after = stock.splitlines(keepends=True), turbo.splitlines(keepends=True)
-    counterparts: dict[int, str] = {}
-    for change, first, end, first_after, end_after in difflib.SequenceMatcher(None, before, after).get_opcodes():
-        if change != "equal":
-            pairs = itertools.zip_longest(range(first_after, end_after), before[first:end], fillvalue="")
-            counterparts |= {index: line for index, line in pairs if re.search(r"\bkt\.\w", after[index])}
-
-    def left_out(indices: Sequence[int]) -> str:
-        return "".join(counterparts[index] if index in indices else line for index, line in enumerate(after))
-
-    names = {index: re.findall(r"\bkt\.([\w.]+)", after[index])[0] for index in counterparts}
-    return {
-        "the import alone": left_out(list(counterparts)),
-        **{f"without {name} (line {index + 1})": left_out([index]) for index, name in names.items()},
-    }
 
 
 def distance(stock: Sequence[float], turbo: Sequence[float]) -> float | None:
@@ -178,41 +126,31 @@ def distance(stock: Sequence[float], turbo: Sequence[float]) -> float | None:
     return far / (max(stock) - min(stock)) if far else 0.0
 
 
-def measure(contenders: Mapping[str, Path], epochs: int, rounds: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Runs scripts in turns; a round has the same seed for all."""
+def measure(name: str, epochs: int, rounds: int, options: argparse.Namespace) -> dict[str, list[Run]]:
+    """Runs both halves of a script in turns; a round has the same seed for both."""
 
     def runs_of(script: Path) -> Callable[[], Run]:
         seeds = iter(range(rounds))
         quick = ["--quick"] if options.quick else []
         return lambda: run_script(script, ["--epochs", epochs, "--data", options.data, "--seed", next(seeds), *quick])
 
-    # Nothing is done once for all runs of a process, since each has its own; so no round is without account.
-    return _measure.in_turn({name: runs_of(path) for name, path in contenders.items()}, rounds, warm_up=False)
-
-
-def contenders_of(name: str, folder: Path, options: argparse.Namespace) -> dict[str, Path]:
-    """The scripts that are measured against one another, by what the tables call them."""
     halves = {STOCK: EXAMPLES / f"{name}_stock.py", TURBO: EXAMPLES / f"{name}_turbo.py"}
-    if options.without_lines:
-        sources = without_lines(*(path.read_text(encoding="utf-8") for path in halves.values()))
-        for number, (label, source) in enumerate(sources.items()):
-            halves[f"{TURBO}, {label}"] = folder / f"{name}_{number}.py"
-            halves[f"{TURBO}, {label}"].write_text(source, encoding="utf-8")
-    return halves
+    # Nothing is done once for all runs of a process, since each has its own; so no round is without account.
+    return _measure.in_turn({half: runs_of(path) for half, path in halves.items()}, rounds, warm_up=False)
 
 
 def summary(measured: Mapping[tuple[str, int], Mapping[str, list[Run]]]) -> rich.table.Table:
     """One row for each script and number of epochs: medians, ratios with their range, and metrics."""
-    table = rich.table.Table(title="seconds of stock → keras_turbo, × times as fast (range)")
-    for heading in ("script", "epochs", *list(PHASES)[:3], "metric"):
+    table = rich.table.Table(title="seconds of stock → keras_turbo: times as fast (range)")
+    for heading in ("script", "epochs", *PHASES, "metric"):
         table.add_column(heading)
 
     def cells(runs: Mapping[str, list[Run]]) -> Iterator[str]:
-        for value in list(PHASES.values())[:3]:
+        for value in PHASES.values():
             stock, turbo = ([value(run) for run in runs[name]] for name in (STOCK, TURBO))
             ratios = [a / b for a, b in zip(stock, turbo, strict=True)]
             yield (
-                f"{statistics.median(stock):.1f} → {statistics.median(turbo):.1f}  × {statistics.median(ratios):.2f} "
+                f"{statistics.median(stock):.1f} → {statistics.median(turbo):.1f}: {statistics.median(ratios):.2f} "
                 f"({min(ratios):.2f} to {max(ratios):.2f})"
             )
         yield " → ".join(f"{statistics.median(run.metric for run in runs[name]):.4g}" for name in (STOCK, TURBO))
@@ -255,17 +193,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, nargs="+", metavar="N", help="how long to train (default: 5 30)")
     parser.add_argument("--scripts", nargs="+", choices=SCRIPTS, metavar="NAME", help=f"of {', '.join(SCRIPTS)}")
     parser.add_argument("--data", type=Path, metavar="DIR", help="where the scripts keep their data (default: nowhere)")
-    parser.add_argument(
-        "--without-lines", action="store_true", help="measure each line of keras_turbo by leaving it out"
-    )
     options = parser.parse_args()
-    if options.without_lines:
-        options.name = "scripts_without_lines"
     options.epochs = options.epochs or ([2] if options.quick else [5, 30])
     if min(options.epochs) < 2:
         parser.error("--epochs must be at least 2: later epochs are measured, too.")
-    if options.rounds == 1 and not options.quick:
-        parser.error("--rounds must be at least 2: metrics are compared with those of another seed.")
     options.scripts = options.scripts or (QUICK_SCRIPTS if options.quick else SCRIPTS)
     return options
 
@@ -278,11 +209,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="keras_turbo_scripts_") as folder:
         options.data = (options.data or Path(folder) / "data").absolute()
         for name, epochs in itertools.product(options.scripts, options.epochs):
-            contenders = contenders_of(name, Path(folder), options)
-            if epochs == options.epochs[0]:
+            if epochs == options.epochs[0] and not options.quick:
                 # It makes the data, which no other run waits for.
-                measure({STOCK: contenders[STOCK]}, 2, 1, options)
-            runs = measured[name, epochs] = measure(contenders, epochs, rounds, options)
+                run_script(EXAMPLES / f"{name}_stock.py", ["--epochs", 2, "--data", options.data])
+            runs = measured[name, epochs] = measure(name, epochs, rounds, options)
             comparisons[name, epochs] = {
                 phase: _measure.Comparison(
                     f"{name}, {epochs} epochs: {phase}",
@@ -297,12 +227,8 @@ def main() -> None:
                 comparison.print()
     _measure.console.print(summary(measured))
     distances = {
-        f"{name}, {epochs} epochs, {contender}": distance(
-            *([run.metric for run in runs[which]] for which in (STOCK, contender))
-        )
+        f"{name}, {epochs} epochs": distance(*([run.metric for run in runs[half]] for half in (STOCK, TURBO)))
         for (name, epochs), runs in measured.items()
-        for contender in runs
-        if contender != STOCK
     }
     too_far = {what: far for what, far in distances.items() if far is not None and far > 1}
     if too_far and not options.quick:
@@ -312,9 +238,7 @@ def main() -> None:
     checks = {"distance of metrics from the nearest of stock's, in the range of its seeds (at most 1)": distances}
     settings = {"scripts": list(options.scripts), "epochs": options.epochs, "rounds": rounds}
     all_runs = {
-        f"{name}, {epochs} epochs": {
-            contender: [dataclasses.asdict(run) for run in of_one] for contender, of_one in runs.items()
-        }
+        f"{name}, {epochs} epochs": {half: [dataclasses.asdict(run) for run in of_one] for half, of_one in runs.items()}
         for (name, epochs), runs in measured.items()
     }
     flat = [comparison for phases in comparisons.values() for comparison in phases.values()]

@@ -176,7 +176,12 @@ def _made_once(folder: Path, make: Callable[[Path], None]) -> Path:
         making = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
         try:
             make(making)
-            making.rename(folder)
+            try:
+                making.rename(folder)
+            except OSError:
+                # Another process may have been faster.
+                if not folder.exists():
+                    raise
         finally:
             shutil.rmtree(making, ignore_errors=True)
     return folder

@@ -25,8 +25,8 @@ def windows(first, last):
 
 
 train, val = windows(0, num_train), windows(num_train, len(table))
-train = kt.FastDataset(train.unbatch(), batch_size=batch_size, cache="memory")
-val = kt.FastDataset(val.unbatch(), batch_size=batch_size, cache="memory")
+train, val = (part.map(lambda x, y: (keras.ops.reshape(x, (-1, length, 7)), y)).unbatch() for part in (train, val))
+train, val = (kt.FastDataset(part, batch_size=batch_size, cache="memory") for part in (train, val))
 
 inputs = keras.Input((length, values.shape[1]))
 outputs = layers.Dense(1)(layers.LSTM(32)(inputs))
