@@ -5,6 +5,7 @@ from keras_turbo.precision import make_precision_safe, use_mixed_precision
 from keras_turbo.layers import MixedPrecisionSafeHead
 from keras_turbo.distribution.distribute import distribute
 from keras_turbo.execution.tune import tune  # isort: skip (in the order in which a batch meets them)
+from keras_turbo.execution.tune_execution import TuneExecution
 from keras_turbo.execution.debug_mode import debug_mode
 from keras_turbo.checkpoint import AsyncCheckpoint
 from keras_turbo.monitor import GpuUtilization  # isort: skip (in the order in which a batch meets them)
@@ -21,6 +22,7 @@ __all__ = [
     "make_precision_safe",
     "MixedPrecisionSafeHead",
     "distribute",
+    "TuneExecution",
     "tune",
     "debug_mode",
     "AsyncCheckpoint",

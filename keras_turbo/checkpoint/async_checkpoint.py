@@ -163,6 +163,11 @@ class AsyncCheckpoint(keras.callbacks.Callback):
         self._last_path: Path | str | None = None
 
     @property
+    def save_freq(self) -> str | int:
+        """As given."""
+        return self._options.save_freq
+
+    @property
     def best(self) -> float | None:
         """The best value of `monitor` so far, in earlier runs too; None before the first."""
         return None if self._metric is None else self._metric.best

@@ -275,7 +275,7 @@ class CheckpointRun:
             if self._schedule.seconds is not None:
                 is_due = agreed.save
         # The save at the epoch's end, which comes now, is one for both.
-        self._is_postponed = is_due and self._ends_epoch
+        self._is_postponed = (is_due or self._is_postponed) and self._ends_epoch
         is_due = is_due and not self._is_postponed
         judged = is_due and self._metric is not None and not self._metric.name.startswith("val_")
         is_better = judged and self._metric is not None and self._metric.judge(logs)

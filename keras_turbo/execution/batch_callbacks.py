@@ -1,8 +1,7 @@
-"""What callbacks see when several steps run in one execution."""
+"""Which callbacks must be called for each batch, so that steps can't run several at a time without them."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,55 +10,41 @@ import keras
 _BATCH_HOOKS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
 
 
+def callbacks_of_every_batch(callbacks: Any) -> list[str]:
+    """Names of the callbacks that must be called for each batch: they may set the learning rate, or end training.
+
+    A callback says so itself by an attribute `needs_every_batch`. Of those without it, Keras' own need only the last
+    batch of each execution, as with `steps_per_execution` of `compile`; any other one with a hook for batches gets all.
+
+    Args:
+        callbacks: as `fit` takes them.
+    """
+    return list(dict.fromkeys(type(one).__name__ for one in each_callback(callbacks) if _needs_every_batch(one)))
+
+
 def needs_every_batch(callbacks: Any) -> bool:
-    """Whether one of the callbacks declares that it must be called for each batch.
-
-    It does so by an attribute `needs_every_batch = True`. False declares that being called once for each execution is
-    enough.
-
-    Args:
-        callbacks: as `fit` takes them.
-    """
-    return any(getattr(callback, "needs_every_batch", False) for callback in _each(callbacks))
+    """Whether one of the callbacks must be called for each batch; see `callbacks_of_every_batch`."""
+    return bool(callbacks_of_every_batch(callbacks))
 
 
-def warn_of_missed_batches(callbacks: Any, steps_per_execution: int, warned: set[str]) -> None:
-    """Warns once of each callback with batch hooks that does not declare which batches it needs.
-
-    Keras' own callbacks are written for several steps in an execution.
-
-    Args:
-        callbacks: as `fit` takes them.
-        steps_per_execution: how many batches go by between two calls.
-        warned: names of those warned of before; added to.
-    """
-    for callback in _each(callbacks):
-        kind = type(callback)
-        if hasattr(callback, "needs_every_batch") or kind.__name__ in warned:
-            continue
-        frequency = getattr(callback, "save_freq", None)
-        if isinstance(frequency, int) and frequency % steps_per_execution:
-            warned.add(kind.__name__)
-            warnings.warn(
-                f"{kind.__name__}(save_freq={frequency}) is asked once for {steps_per_execution} batches, and saves at "
-                f"the end of the execution that reaches batch {frequency}. A multiple of {steps_per_execution} saves "
-                "where it says.",
-                stacklevel=2,
-            )
-            continue
-        # LambdaCallback takes its hooks as arguments and keeps them on the instance.
-        hooks = [name for name in _BATCH_HOOKS if _is_users(kind, name) or _is_given(callback, name)]
-        if hooks:
-            warned.add(kind.__name__)
-            warnings.warn(
-                f"{kind.__name__}.{hooks[-1]} is called once for {steps_per_execution} batches, with the index and the "
-                "logs of the last one. If it needs every batch, give the callback the attribute needs_every_batch = "
-                "True: fit then runs one step at a time. needs_every_batch = False ends this warning.",
-                stacklevel=2,
-            )
+def save_frequencies(callbacks: Any) -> list[int]:
+    """After how many batches each callback that counts them saves."""
+    frequencies = (getattr(callback, "save_freq", None) for callback in each_callback(callbacks))
+    return [frequency for frequency in frequencies if isinstance(frequency, int) and frequency > 0]
 
 
-def _each(callbacks: Any) -> Iterator[Any]:
+def _needs_every_batch(callback: Any) -> bool:
+    declared = getattr(callback, "needs_every_batch", None)
+    if declared is not None:
+        return bool(declared)
+    if isinstance(callback, keras.callbacks.TensorBoard):
+        return callback.update_freq != "epoch"  # it writes a point for each
+    # LambdaCallback takes its hooks as arguments and keeps them on the instance.
+    return any(_is_users(type(callback), name) or _is_given(callback, name) for name in _BATCH_HOOKS)
+
+
+def each_callback(callbacks: Any) -> Iterator[Any]:
+    """The callbacks one by one, of all that `fit` takes."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = callbacks.callbacks
     if callbacks is None:
@@ -68,7 +53,7 @@ def _each(callbacks: Any) -> Iterator[Any]:
 
 
 def _is_users(kind: type, name: str) -> bool:
-    module = getattr(getattr(kind, name), "__module__", "")
+    module = getattr(getattr(kind, name, None), "__module__", "keras.")
     return not module.startswith("keras.")
 
 

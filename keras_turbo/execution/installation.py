@@ -17,7 +17,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_turbo.execution.batch_callbacks import needs_every_batch, warn_of_missed_batches
+from keras_turbo.execution.batch_callbacks import callbacks_of_every_batch, each_callback, save_frequencies
 from keras_turbo.execution.block_function import BlockFunction
 from keras_turbo.execution.predict_program import PredictLoop
 from keras_turbo.execution.programs import GraphLoop, Steps, XlaLoop
@@ -271,11 +271,26 @@ class Installation:
 
     def _as_callbacks_need(self, callbacks: Any) -> contextlib.AbstractContextManager[None]:
         steps = self.setting.steps_per_execution
-        if needs_every_batch(callbacks):
-            return self._steps_per_execution(1)
-        if steps > 1:
-            warn_of_missed_batches(callbacks, steps, self._warned)
-        return contextlib.nullcontext()
+        if steps == 1:
+            return contextlib.nullcontext()
+        names = callbacks_of_every_batch(callbacks)
+        undeclared = [one for one in each_callback(callbacks) if not hasattr(one, "needs_every_batch")]
+        for name in set(callbacks_of_every_batch(undeclared)) - self._warned:
+            self._warned.add(name)
+            warnings.warn(
+                f"{name} is called for each batch, so fit runs one step at a time and not {steps}. If it needs only "
+                "the last batch of an execution, give it the attribute needs_every_batch = False.",
+                stacklevel=3,
+            )
+        for frequency in save_frequencies(undeclared):
+            if frequency % steps and not names and str(frequency) not in self._warned:
+                self._warned.add(str(frequency))
+                warnings.warn(
+                    f"A callback with save_freq={frequency} is asked once for {steps} batches, and saves at the end of "
+                    f"the execution that reaches batch {frequency}. A multiple of {steps} saves where it says.",
+                    stacklevel=3,
+                )
+        return self._steps_per_execution(1) if names else contextlib.nullcontext()
 
     def _as_keras_counts(self, steps: int | None, data: Any) -> contextlib.AbstractContextManager[None]:
         """Whole executions where an epoch is a part of finite data.

@@ -77,6 +77,10 @@ class GraphLoop:
         """Lets go of the iterator."""
         self._iterator = None
 
+    def trace(self, element_spec: Any) -> None:
+        """Traces the step for batches of this structure; raises what is wrong with it before anything has run."""
+        self._steps.output_spec(element_spec)
+
     def __call__(self, iterator: tf.data.Iterator, most: int) -> tuple[int, Any]:
         """Runs up to `most` steps; returns how many there were batches for, and the outputs of the last."""
         done, outputs = 0, None
@@ -149,6 +153,7 @@ class XlaLoop:
         on_unstackable: called with the reason when that happens.
 
     Attributes:
+        compiles: whether stacks run as XLA programs. Else their steps run one by one in a graph.
         waited_seconds: how long stacks were waited for so far.
         batches: how many batches of stacks were run.
         examples: how many examples they held.
@@ -161,6 +166,7 @@ class XlaLoop:
         self._capacity = capacity
         self._otherwise = otherwise
         self._on_unstackable = on_unstackable
+        self.compiles = True
         self.waited_seconds = 0.0
         self.batches = 0
         self.examples = 0
@@ -205,8 +211,9 @@ class XlaLoop:
             self._first_shapes = stack.shapes
         element_spec = self._iterator.element_spec
         key = (str(element_spec), stack.shapes)
-        if key not in self._programs:
-            if stack.shapes != self._first_shapes or len(self._programs) == _MOST_PROGRAMS:
+        if not self.compiles or key not in self._programs:
+            is_other = stack.shapes != self._first_shapes or len(self._programs) == _MOST_PROGRAMS
+            if is_other or not self.compiles:
                 return self._one_by_one(stack, element_spec)
             self._programs[key] = self._program(stack.batches, element_spec)
         batches = tf.nest.map_structure(self._filled_up, stack.batches)

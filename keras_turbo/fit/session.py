@@ -138,6 +138,11 @@ class FitSession:
         self._hidden.update({name: value for name, value in figures.items() if name not in shown})
 
     @property
+    def callbacks(self) -> list[keras.callbacks.Callback]:
+        """The callbacks that `fit` was given, those of ours among them."""
+        return [one for one in self._before if not isinstance(one, _Hiding)]
+
+    @property
     def others(self) -> list[keras.callbacks.Callback]:
         """The callbacks that `fit` was given, without those of ours that were placed."""
         return [one for one in self._before if not _is_among(one, [*self._first, *self._last])]
@@ -225,9 +230,10 @@ class FitSession:
                 self.end()
             raise
         if self.model.train_function.calls != calls:
-            self.executions += 1
             batches = len(iterator) if isinstance(iterator, list) else None
-            self._count(getattr(own, "steps_of_last_call", batches))
+            steps = getattr(own, "steps_of_last_call", batches)
+            self.executions += steps != 0  # else it has answered for a step that was run before
+            self._count(steps)
             self.logs = logs
         return logs
 
