@@ -111,6 +111,7 @@ gan.fit(
         GANMonitor(),
         kt.AsyncCheckpoint("checkpoints"),
         kt.GpuUtilization(log_dir="logs"),
+        kt.TuneExecution(),
     ],
 )
 

@@ -31,6 +31,7 @@ history = model.fit(
     callbacks=[
         kt.AsyncCheckpoint("checkpoints"),
         kt.GpuUtilization(log_dir="logs"),
+        kt.TuneExecution(),
     ],
 )
 # That of training: moving averages of BatchNormalization follow too slowly for so few steps to serve in validation.

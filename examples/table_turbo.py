@@ -67,6 +67,7 @@ history = model.fit(
     callbacks=[
         kt.AsyncCheckpoint("checkpoints"),
         kt.GpuUtilization(log_dir="logs"),
+        kt.TuneExecution(),
     ],
 )
 print(f"val_loss: {history.history['val_loss'][-1]:.4f}")

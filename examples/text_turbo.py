@@ -68,6 +68,7 @@ history = model.fit(
     callbacks=[
         kt.AsyncCheckpoint("checkpoints", monitor="val_loss"),
         kt.GpuUtilization(log_dir="logs"),
+        kt.TuneExecution(),
     ],
 )
 print(f"val_accuracy: {history.history['val_accuracy'][-1]:.4f}")

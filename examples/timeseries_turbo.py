@@ -40,6 +40,7 @@ history = model.fit(
     callbacks=[
         kt.AsyncCheckpoint("checkpoints", monitor="val_loss"),
         kt.GpuUtilization(log_dir="logs"),
+        kt.TuneExecution(),
     ],
 )
 print(f"val_loss: {history.history['val_loss'][-1]:.5f}")
