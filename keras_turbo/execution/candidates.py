@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, Literal, get_args
 
+import keras
 import tensorflow as tf
 
 from keras_turbo.execution.setting import ExecutionSetting
@@ -20,6 +21,8 @@ _LONGEST_EXECUTION_MS = 500.0
 _DISPATCH_MS = 0.8
 _MOST_STEPS = 128
 _MOST_STACK_BYTES = 64 << 20
+# What is a smaller part of a step is within the noise.
+_LEAST_SHARE = 0.03
 
 
 def candidate_settings(
@@ -90,6 +93,35 @@ def block_lengths(stock_ms: float, num_batches: int | None) -> list[int]:
     if num_batches:
         lengths = [_near_divisor(min(length, num_batches), num_batches) for length in lengths]
     return list(dict.fromkeys(lengths))
+
+
+def why_not_worth_it(model: keras.Model, stock_ms: float, allow: tuple[Kind, ...]) -> dict[str, str]:
+    """Kinds of settings that are known not to be faster, by what is known of steps on a CPU, with the reason.
+
+    Args:
+        model: whose steps they are.
+        stock_ms: milliseconds a step as `compile` set the model up.
+        allow: kinds that are asked for.
+    """
+    if tf.config.list_physical_devices("GPU"):
+        return {}
+    share = _DISPATCH_MS / stock_ms
+    if share < _LEAST_SHARE:
+        # Where computing limits, neither a loop nor XLA helps on a CPU (measured on several kinds of layers).
+        reason = f"of a step of {stock_ms:.3g} ms, {share:.1%} at most is dispatch, and XLA computes no faster on a CPU"
+        return dict.fromkeys(allow, reason)
+    if loses_by_xla(model):
+        reason = "convolutions take two to five times as long by XLA on a CPU"
+        return {kind: reason for kind in allow if kind != "multi_step"}
+    return {}
+
+
+def loses_by_xla(model: keras.Model) -> bool:
+    """Whether XLA is known to be slower: convolutions on a CPU take two to five times as long (TensorFlow 2.21)."""
+    if tf.config.list_physical_devices("GPU"):
+        return False
+    layers = tf.train.TrackableView(model).descendants()
+    return any("conv" in type(layer).__name__.lower() for layer in layers if isinstance(layer, keras.Layer))
 
 
 def _near_divisor(length: int, num_batches: int) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_turbo.execution.candidates import block_lengths
+from keras_turbo.execution.candidates import block_lengths, loses_by_xla
 from keras_turbo.execution.programs import GraphLoop, Steps, XlaLoop
 from keras_turbo.execution.race import short_reason
 from keras_turbo.execution.setting import ExecutionSetting
@@ -252,7 +252,7 @@ class FitTrial:
             return False
         if any(setting.loop == "xla" for setting in self._loops) or why_not_stackable(self._element_spec) is not None:
             return False
-        if self.stock_seconds > _SHORT_SECONDS or _loses_by_xla(self._model):
+        if self.stock_seconds > _SHORT_SECONDS or loses_by_xla(self._model):
             return False
         seconds = min(self.stock_seconds, self.chosen_seconds or self.stock_seconds)
         return 0.5 * seconds * self._left > 1.5 * _XLA_TRACINGS * self._trace_seconds
@@ -301,11 +301,3 @@ class FitTrial:
 
     def _settle(self, setting: ExecutionSetting, why: str) -> None:
         self.chosen, self._trying, self.why = setting, None, why
-
-
-def _loses_by_xla(model: keras.Model) -> bool:
-    """Convolutions on a CPU do: by XLA they take two to five times as long (measured with TensorFlow 2.21)."""
-    if tf.config.list_physical_devices("GPU"):
-        return False
-    layers = tf.train.TrackableView(model).descendants()
-    return any("conv" in type(layer).__name__.lower() for layer in layers if isinstance(layer, keras.Layer))

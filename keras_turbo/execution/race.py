@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
+import os
 import statistics
+import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -75,7 +78,8 @@ class Race:
         memory = PeakMemory()
         start = time.perf_counter()
         try:
-            ms, first_seconds, steps = self._run(candidate, executions=3)
+            with contextlib.nullcontext() if setting.loop == "keras" else _native_messages_dropped():
+                ms, first_seconds, steps = self._run(candidate, executions=3)
         except Exception as error:  # whatever a user's model and TensorFlow raise is a reason not to take the setting
             if setting.loop == "keras":
                 raise
@@ -147,6 +151,20 @@ class Race:
     def keep(self, setting: ExecutionSetting) -> None:
         """Leaves the model with a setting, and with what is compiled for it."""
         self._put_in(setting)
+
+
+@contextlib.contextmanager
+def _native_messages_dropped() -> Iterator[None]:
+    """Drops what native code writes to stderr: XLA logs a page of what it can't compile, which the report tells."""
+    sys.stderr.flush()
+    with open(os.devnull, "w") as nowhere:
+        kept = os.dup(2)
+        try:
+            os.dup2(nowhere.fileno(), 2)
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
 
 
 class StepClock(keras.callbacks.Callback):

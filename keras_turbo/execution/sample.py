@@ -90,8 +90,10 @@ class Sample:
     def input_ms(self, seconds: float) -> float | None:
         """Milliseconds that the data itself takes for a batch, measured for about so long, or one epoch of it.
 
-        None for a single batch.
+        None for a single batch, and for a cache that is not full yet: the epochs to come are not like the first one.
         """
+        if getattr(self._dataset, "stored_in", None) is not None and not getattr(self._dataset, "is_ready", True):
+            return None
         try:
             iterator = iter(self._dataset)
             pull = batch_puller(iterator)

@@ -10,12 +10,13 @@ from typing import Any, Literal, get_args
 
 import keras
 
+from keras_turbo import files
 from keras_turbo.execution.batch_callbacks import needs_every_batch
 from keras_turbo.execution.batch_size import find_batch_sizes
-from keras_turbo.execution.candidates import KINDS, Kind, candidate_settings
+from keras_turbo.execution.candidates import KINDS, Kind, candidate_settings, why_not_worth_it
 from keras_turbo.execution.installation import apply_setting, remove_setting, why_not_settable
 from keras_turbo.execution.programs import Steps
-from keras_turbo.execution.race import ROUNDS, Candidate, Race
+from keras_turbo.execution.race import ROUNDS, Candidate, Race, short_reason
 from keras_turbo.execution.results_file import ResultsFile, result_key
 from keras_turbo.execution.retracing import warn_if_eager
 from keras_turbo.execution.sample import Sample
@@ -32,6 +33,7 @@ _LEAST_GAIN = 0.03
 _COSTLY_COMPILE = 0.2
 # How much of the budget may pass before nothing new is compiled; the rest is for turns.
 _ENTRY_SHARE = 0.6
+_XLA_TRACINGS = 4.0
 _INPUT_SHARE = 0.05
 _SAMPLE_BATCHES = 128
 
@@ -46,7 +48,7 @@ def tune(
     allow: tuple[Kind, ...] = KINDS,
     callbacks: Any = None,
     find_batch_size: bool = False,
-    results_file: str | os.PathLike | None = None,
+    results_file: str | os.PathLike | None = "auto",
 ) -> TuneReport:
     """Measures how the steps of a model run fastest on this machine, and sets the model so for `fit`.
 
@@ -70,18 +72,20 @@ def tune(
         data: what `fit` will get: a `FastDataset`, a `tf.data.Dataset` of batches, a `keras.utils.PyDataset`, or a
             tuple `(x, y)` or `(x, y, sample_weight)` of arrays.
         batch_size: examples a batch, default 32. For arrays; a dataset has batches of its own.
-        budget_seconds: how long to measure, default 30. A compilation that has begun is waited for.
+        budget_seconds: how long to measure at most, default 30. It takes less where nothing can be gained any more. A
+            compilation that has begun is waited for; none begins that is expected to go beyond the budget.
         objective: "throughput" (default): the least time for a step. "memory": the least memory, among those that are
             not slower than stock.
         allow: what may be tried, default all: "multi_step" (several steps in a graph loop), "jit" (steps compiled by
             XLA), "xla_loop" (several steps in one XLA program).
-        callbacks: those that `fit` will get. One with the attribute `needs_every_batch = True` keeps one step at a
-            time.
+        callbacks: those that `fit` will get. One that must be called for each batch keeps one step at a time: one
+            with a hook for batches that is not Keras' own, unless its attribute `needs_every_batch` is False.
         find_batch_size: whether to look for the largest batch that fits and for the one with the most examples a
             second, too, for as long again as `budget_seconds`, with Keras' own loop. Default False. The data keeps its
             batches and the optimizer its learning rate: another batch size is another training run.
-        results_file: JSON file in which results are kept by model, data, devices and versions, and looked up. Default
-            None: measure.
+        results_file: JSON file in which results are kept by model, data, devices, versions and arguments, and looked
+            up. "auto" (default): `keras_turbo/tune.json` in the user's cache folder (`$XDG_CACHE_HOME`, else
+            `~/.cache`), if it can be written. None: measure.
 
     Returns:
         The figures of each setting, which print as a table.
@@ -106,14 +110,19 @@ def tune(
         )
     every_batch = needs_every_batch(callbacks)
     # Creates all variables that training needs, as the first step of `fit` would, without a step.
-    variables = Steps(model, model.train_step, lambda batch: None).variables(sample.element_spec)
+    try:
+        variables = Steps(model, model.train_step, lambda batch: None).variables(sample.element_spec)
+    except Exception as error:
+        if type(error).__name__ != "UnliftableError":  # which TensorFlow keeps private
+            raise
+        return _not_measured(f"its step can't be traced apart from Keras' own function ({short_reason(error)})")
     state = KeptState(model, variables)
-    file, key = None, ""
-    if results_file is not None:
-        file = ResultsFile(results_file)
+    file, key = _results_file(results_file), ""
+    if file is not None:
         asked = {
             "objective": objective,
             "allow": sorted(allow),
+            "budget_seconds": budget_seconds,
             "every_batch": every_batch,
             "find_batch_size": bool(find_batch_size),
         }
@@ -130,6 +139,17 @@ def tune(
     if file is not None:
         file.keep(key, report)
     return report
+
+
+def _results_file(path: str | os.PathLike | None) -> ResultsFile | None:
+    if path is None:
+        return None
+    if path != "auto":
+        return ResultsFile(path)
+    try:
+        return ResultsFile(files.default_cache_dir() / "tune.json")
+    except (OSError, ValueError):  # nobody has asked for it by name
+        return None
 
 
 def _check(model: Any, batch_size: Any, budget_seconds: Any, objective: Any, allow: Any, callbacks: Any) -> None:
@@ -182,14 +202,16 @@ def _measured(
     try:
         stock = race.enter(ExecutionSetting())
         candidates = [stock]
+        hopeless = why_not_worth_it(model, stock.step_ms, allow)
         settings, left_out = candidate_settings(
-            allow=allow,
+            allow=tuple(kind for kind in allow if kind not in hopeless),
             stock_ms=stock.step_ms,
             num_batches=sample.num_batches,
             batch_bytes=sample.batch_bytes,
             element_spec=sample.element_spec,
             every_batch=every_batch,
         )
+        left_out |= hopeless
         with progress_bar("tune(): settings of the model", len(settings) + ROUNDS) as advance:
             for setting in settings:
                 reason = _why_not_now(setting, candidates, start, budget_seconds)
@@ -198,8 +220,9 @@ def _measured(
                 else:
                     left_out[setting.name] = reason
                 advance(1)
-            input_ms = sample.input_ms(_INPUT_SHARE * budget_seconds)
-            race.run([each for each in candidates if each.failed is None], deadline, advance)
+            input_ms = sample.input_ms(min(1.0, _INPUT_SHARE * budget_seconds))
+            if len(candidates) > 1:
+                race.run([each for each in candidates if each.failed is None], deadline, advance)
         winner = _choose(candidates, objective)
     finally:
         # Keras' own functions were traced for the state that is put back, and may stay.
@@ -222,7 +245,10 @@ def _why_not_now(
     setting: ExecutionSetting, candidates: list[Candidate], start: float, budget_seconds: float
 ) -> str | None:
     """Why a setting is not compiled any more; None if it is."""
-    if time.perf_counter() - start > _ENTRY_SHARE * budget_seconds:
+    # Compiling by XLA takes several times as long as tracing the same steps, which Keras' own loop has shown.
+    expected = candidates[0].compile_seconds * (_XLA_TRACINGS if setting.jit_compile else 1.0)
+    spent = time.perf_counter() - start
+    if spent > _ENTRY_SHARE * budget_seconds or spent + expected > budget_seconds:
         return f"the budget of {budget_seconds:g} s was nearly spent; budget_seconds gives more"
     for each in candidates:
         if each.setting.loop == setting.loop and each.setting.jit_compile == setting.jit_compile:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -80,6 +81,15 @@ class TuneReport(Report):
         }
         return cls(**{**values, **changed})
 
+    @property
+    def pays_back_steps(self) -> int | None:
+        """After how many steps the choice has gained what `tune()` took; None where it gains nothing."""
+        chosen = next((each.step_ms for each in self.candidates if each.setting == self.winner), None)
+        stock = self.candidates[0].step_ms
+        if stock is None or chosen is None or chosen >= stock:
+            return None
+        return math.ceil(0.0 if self.reused else self.seconds * 1e3 / (stock - chosen))
+
     def blocks(self) -> Iterator[Block]:
         """The settings in a table, and what is to be known besides."""
         stock_ms = self.candidates[0].step_ms
@@ -92,7 +102,7 @@ class TuneReport(Report):
             rows.append(
                 (
                     name,
-                    f"{each.step_ms:.3f} ±{each.spread:.0%}",
+                    f"{each.step_ms:.3f}",
                     "" if stock_ms is None else f"{stock_ms / each.step_ms:.2f}",
                     f"{each.compile_seconds:.1f}",
                     "" if each.memory_mb is None else f"{each.memory_mb:,.0f}",
@@ -111,5 +121,7 @@ class TuneReport(Report):
             lines += self.batch_sizes.lines()
         lines += self.notes
         took = "read from the file" if self.reused else f"took {self.seconds:.1f} s"
-        lines.append(f"The model runs {self.winner.name}: {self.speedup:.2f} x stock ({took}).")
+        pays = self.pays_back_steps
+        after = f" That pays back after {pays:,} steps." if pays else ""
+        lines.append(f"The model runs {self.winner.name}: {self.speedup:.2f} x stock ({took}).{after}")
         return lines

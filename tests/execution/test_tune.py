@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import dataclasses
 import json
+import pathlib
 import random
+import time
 
 import keras
 import numpy as np
@@ -13,11 +16,16 @@ from keras_turbo import FastDataset, tune
 from keras_turbo.execution.candidates import block_lengths, candidate_settings
 from keras_turbo.execution.installation import setting_of
 from keras_turbo.execution.setting import ExecutionSetting
-from keras_turbo.execution.tune_report import TuneReport
+from keras_turbo.execution.tune_report import CandidateFigures, TuneReport
 from keras_turbo.fit.random_states import seeded
 from tests.execution.models import CLASSES, MODELS, batches, compiled, examples, plain, unbuilt
 
 pytestmark = [pytest.mark.compatibility, pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning")]
+
+
+@pytest.fixture(autouse=True)
+def no_results_of_before(monkeypatch, tmp_path_factory):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
 
 def variables_of(model):
@@ -134,7 +142,7 @@ def test_data_of_varying_length_leaves_xla_out_and_says_why():
 
 
 @pytest.mark.slow
-def test_settings_that_fail_are_listed_with_the_reason():
+def test_settings_that_fail_are_listed_with_the_reason(capfd):
     class NotForXla(keras.layers.Layer):
         def call(self, x):
             return tf.ensure_shape(tf.numpy_function(lambda x: x, [x], tf.float32), x.shape)
@@ -150,6 +158,7 @@ def test_settings_that_fail_are_listed_with_the_reason():
     for variable, value in zip(variables_of(model), before, strict=False):
         np.testing.assert_array_equal(variable, value)
     model.fit(batches(40), verbose=0)
+    assert capfd.readouterr().err.count("PyFunc") == 0
 
 
 def test_slow_data_is_named_as_the_limit():
@@ -161,6 +170,21 @@ def test_slow_data_is_named_as_the_limit():
     assert report.input_limits
     assert report.input_ms > 15
     assert "The data is what limits" in str(report)
+
+
+def test_a_cache_that_is_not_full_is_not_called_what_limits(tmp_path):
+    paths = [str(tmp_path / f"{number}.bin") for number in range(1_000)]
+    for path in paths:
+        pathlib.Path(path).write_bytes(b"")
+
+    def load(path):
+        time.sleep(0.005)
+        return np.zeros(8, "float32")
+
+    data = FastDataset.from_files(paths, load, labels=[0] * 1_000, batch_size=1, cache="memory")
+    report = tune(plain(), data, budget_seconds=1, allow=("multi_step",))
+    assert (report.input_ms, report.input_limits) == (None, False)
+    assert "what limits" not in str(report)
 
 
 def test_an_eager_model_is_warned_of_and_stays_as_it_is():
@@ -409,3 +433,40 @@ def test_a_file_that_cannot_be_written_is_told_before_the_measurement():
     with pytest.raises(OSError, match="/proc"):
         tune(model, batches(40), budget_seconds=60, results_file="/proc/tuned.json")
     assert setting_of(model) == ExecutionSetting()
+
+
+def test_results_are_remembered_by_default_and_not_where_nobody_wants_it():
+    options = {"budget_seconds": 0.5, "allow": ("multi_step",)}
+    assert not tune(plain(), batches(40), **options, results_file=None).reused
+    measured, known = tune(plain(), batches(40), **options), tune(plain(), batches(40), **options)
+    assert (measured.reused, known.reused) == (False, True)
+    assert known.winner == measured.winner
+    assert not tune(plain(), batches(40), budget_seconds=0.6, allow=("multi_step",)).reused
+
+
+def test_a_folder_that_cannot_be_written_is_no_reason_to_fail(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert not tune(plain(), batches(40), budget_seconds=0.5, allow=("multi_step",)).reused
+
+
+def test_a_step_that_computes_long_is_measured_alone():
+    class Long(keras.layers.Layer):
+        def call(self, x):
+            return tf.ensure_shape(tf.numpy_function(lambda x: time.sleep(0.05) or x, [x], tf.float32), x.shape)
+
+    model = compiled(keras.Sequential([keras.Input([8]), Long(), keras.layers.Dense(CLASSES)]))
+    report = tune(model, batches(40))
+    assert [each.setting for each in report.candidates] == [ExecutionSetting()]
+    assert "at most is dispatch" in report.left_out["multi_step"]
+    assert report.pays_back_steps is None
+    assert report.seconds < 5
+
+
+def test_what_a_choice_pays_back():
+    stock, fast = ExecutionSetting(), ExecutionSetting("graph", 8)
+    figures = [CandidateFigures(stock, 1.0, 0.0, 0.0, None, None), CandidateFigures(fast, 0.5, 0.0, 0.0, None, None)]
+    report = TuneReport(tuple(figures), fast, 2.0, None, False, {}, (), seconds=2.0)
+    assert report.pays_back_steps == 4_000
+    assert str(report).rstrip().endswith("That pays back after 4,000 steps.")
+    assert dataclasses.replace(report, reused=True).pays_back_steps == 0

@@ -60,7 +60,7 @@ class EpochDatasets:
                 dataset = dataset.map(lambda *tensors: self._elements.composed(tensors))
             if not self.recipe.may_skip:
                 dataset = claim_cardinality(dataset, self.recipe.batches.number)
-            dataset = dataset.prefetch(PREFETCHED_BATCHES).with_options(data_options())
+            dataset = dataset.prefetch(PREFETCHED_BATCHES).with_options(data_options(rewrites=False))
             return VariantDataset(tf.data.experimental.to_variant(dataset), self._spec(), [dataset], holds=self)
 
     def stacks(self, count: int) -> VariantDataset | None:
@@ -84,7 +84,7 @@ class EpochDatasets:
             with tf.device("CPU:0"):
                 sessions = Sessions(lambda: self._epoch(count))
                 dataset = sessions.dataset([], tf.nest.flatten(spec)).prefetch(PREFETCHED_BATCHES)
-                dataset = dataset.with_options(data_options())
+                dataset = dataset.with_options(data_options(rewrites=False))
                 variant = tf.data.experimental.to_variant(dataset)
                 self._stacks[count] = VariantDataset(variant, spec, [dataset], holds=(self, sessions))
         return self._stacks[count]

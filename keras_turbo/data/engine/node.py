@@ -220,8 +220,8 @@ def claim_cardinality(dataset: tf.data.Dataset, number: int) -> tf.data.Dataset:
     return endless if number == tf.data.INFINITE_CARDINALITY else endless.take(number)
 
 
-def data_options() -> tf.data.Options:
-    """Options under which the graphs here run.
+def data_options(*, rewrites: bool = True) -> tf.data.Options:
+    """Options under which the graphs here run; without `rewrites`, those that TensorFlow need not look through.
 
     tf.data's autotuner is off: with it, the same pipeline ran at half its rate in about every second epoch (on two
     cores, TensorFlow 2.21), and everything that it would tune has a value here.
@@ -229,6 +229,8 @@ def data_options() -> tf.data.Options:
     options = tf.data.Options()
     options.autotune.enabled = False
     options.deterministic = True
+    if not rewrites:  # which it would say on stderr that it can't do
+        options.experimental_optimization.apply_default_optimizations = False
     return options
 
 
