@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 import threading
+import time
 
 import keras
 import numpy as np
