@@ -288,7 +288,7 @@ def fuzzed_files(number: int, rng: np.random.Generator, folder: Path) -> Iterato
     yield from read_all("fuzzed data file", named, at_once=30)
 
 
-def bombs(number: int, rng: np.random.Generator, folder: Path) -> Iterator[Trial]:
+def bombs(number: int, _: np.random.Generator, folder: Path) -> Iterator[Trial]:
     """Small files that become large, and what is no file: each is read or refused within the bounds."""
     for index, (what, (name, write)) in enumerate(list(files.bombs().items())[: number or None]):
         path = folder / str(index) / name
@@ -356,10 +356,12 @@ def main() -> None:
     done = collections.Counter(trial.kind for trial in trials)
     survived = collections.Counter(trial.kind for trial in trials if not trial.problem)
     print(f"{'':26} {'trials':>7} {'survived':>9} {'seconds':>8}")
-    for kind in seconds:
-        print(f"{kind:26} {done[kind]:7} {survived[kind]:9} {seconds[kind]:8.0f}")
+    for kind, took in seconds.items():
+        print(f"{kind:26} {done[kind]:7} {survived[kind]:9} {took:8.0f}")
     lost = done.total() - survived.total()
-    table = {kind: {"trials": done[kind], "survived": survived[kind], "seconds": seconds[kind]} for kind in seconds}
+    table = {
+        kind: {"trials": done[kind], "survived": survived[kind], "seconds": took} for kind, took in seconds.items()
+    }
     settings = {"rounds": 1, "seed": options.seed, "seconds each": SECONDS, "bytes each": MEMORY_BYTES}
     _measure.finish(options, settings, [], [], {"trials": done.total(), "lost": lost}, {"survivors": table})
     if lost:

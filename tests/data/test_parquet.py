@@ -606,6 +606,9 @@ def test_a_long_word_that_all_rows_have_is_in_memory_once(tmp_path, cache):
     dataset = FastDataset.from_parquet(path, cache=cache, batch_size=4)
     batch = next(iter(dataset))
     assert [len(word) for word in batch["s"].numpy()] == [20_000] * 4
+    if cache == "auto":
+        # By this, no more batches are made at once than are little memory.
+        assert dataset._source.elements.row_bytes == 20_000 + 8
     assert pa.total_allocated_bytes() - before < 20e6
 
 

@@ -18,7 +18,18 @@ from keras_turbo.data.engine.store import ExampleStore, fits_in_memory
 from keras_turbo.data.settings import Settings, check_count
 from keras_turbo.data.sources.files import files_content
 from keras_turbo.data.sources.source import Identity, Source
-from keras_turbo.data.tables.columns import Flaw, Rows, decode, held, is_ragged, joined, load_pyarrow, spec_of, taken
+from keras_turbo.data.tables.columns import (
+    Flaw,
+    Rows,
+    decode,
+    held,
+    is_ragged,
+    joined,
+    load_pyarrow,
+    spec_of,
+    taken,
+    text_bytes,
+)
 from keras_turbo.data.tables.parquet_files import RowGroup, common_length, open_file
 from keras_turbo.data.tables.row_group_order import RowGroupOrder
 from keras_turbo.data.tables.table import Request, Table, each_file, find_table_files, no_row
@@ -43,16 +54,19 @@ class TableSource(Source):
 
     loads_together = True
 
-    def __init__(self, table: Table, parts: Sequence[tuple[str, Sequence[int] | np.ndarray]]) -> None:
+    def __init__(
+        self, table: Table, parts: Sequence[tuple[str, Sequence[int] | np.ndarray]], text_bytes: int = 0
+    ) -> None:
         self._table = table
         self._parts = parts
         self._sizes = tuple(len(numbers) for _, numbers in parts)
         self._ends = np.cumsum(self._sizes)
         self.left_out = table.left_out
-        self.elements = Elements(
-            table.parts.element(lambda name: spec_of(table.schema.field(name))),
-            tuple("ragged" if is_ragged(kind) else "dense" for kind in table.schema.types),
-        )
+        forms = tuple("ragged" if is_ragged(kind) else "dense" for kind in table.schema.types)
+        elements = Elements(table.parts.element(lambda name: spec_of(table.schema.field(name))), forms)
+        words = len(self) * sum(leaf.shape.num_elements() or 1 for leaf in elements.leaves if leaf.dtype == "string")
+        longer = {"string_bytes": text_bytes // words} if text_bytes > words * elements.string_bytes else {}
+        self.elements = dataclasses.replace(elements, **longer)
 
     def __len__(self) -> int:
         return sum(self._sizes)
@@ -100,12 +114,14 @@ class LoadedTable(TableSource):
     def __init__(self, table: Table, rows: Iterable[Rows]) -> None:
         parts: list[tuple[str, Any]] = []
         chunks: list[list[Any]] = [[] for _ in table.schema]
+        num_bytes = 0
         for part in rows:
             if part.batch is not None:
                 parts.append((part.name, part.numbers))
                 for column, values in zip(chunks, part.batch.columns, strict=True):
                     column.append(values)
-        super().__init__(table, parts)
+                    num_bytes += text_bytes(values)
+        super().__init__(table, parts, num_bytes)
         if not len(self):
             raise no_row(table.paths, table.left_out)
         # One after the other, so that no more than one column is there twice.
