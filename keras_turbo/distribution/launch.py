@@ -170,7 +170,7 @@ class _Run:
         except OSError as error:
             raise LaunchError(f"{self._command[0]!r} can't be started: {error.strerror}.") from error
 
-    def _look(self, selector: selectors.BaseSelector) -> None:
+    def _look(self, selector: selectors.DefaultSelector) -> None:
         """Shows what was printed, passes signals on, and sees to it that all end where one has failed."""
         waiting = [output for output in self._outputs if output.is_waiting]
         # Who is to end may have something to say first, and must not be held up by a reader that is gone.

@@ -66,8 +66,10 @@ class TableSource(Source):
         self._sizes = tuple(len(numbers) for _, numbers in parts)
         self._ends = np.cumsum(self._sizes)
         self.left_out = table.left_out
-        forms = tuple("ragged" if is_ragged(kind) else "dense" for kind in table.schema.types)
-        elements = Elements(table.parts.element(lambda name: spec_of(table.schema.field(name))), forms)
+        elements = Elements(
+            table.parts.element(lambda name: spec_of(table.schema.field(name))),
+            tuple("ragged" if is_ragged(kind) else "dense" for kind in table.schema.types),
+        )
         words = sum(leaf.shape.num_elements() or 1 for leaf in elements.leaves if leaf.dtype == "string")
         mean = max(elements.string_bytes, row_text_bytes // max(1, words))
         self.elements = dataclasses.replace(elements, string_bytes=mean)
