@@ -318,8 +318,9 @@ def _add_launch(commands: Any) -> None:
         description="Starts a script several times, with the TF_CONFIG by which keras_turbo.distribute() joins the "
         "workers, and shows what they print with [worker 0] and so on before each line. SIGINT, SIGTERM, SIGHUP, "
         "SIGUSR1 and SIGUSR2 are passed on. When one worker fails, all are ended, and started again as often as "
-        "--max-restarts allows; with AsyncCheckpoint they go on where they were. No process is left behind. For "
-        "clusters there are docs/slurm.sh and docs/kubernetes.yaml.",
+        "--max-restarts allows; with AsyncCheckpoint they go on where they were. No process is left behind. "
+        "TensorFlow opens the workers' ports on all network interfaces and takes commands there: on a machine that "
+        "strangers reach, keep them out by a firewall. For clusters there are docs/slurm.sh and docs/kubernetes.yaml.",
         epilog="The exit code is 0 if all workers ended well; otherwise that of the first that failed, which is 128 + "
         "the signal's number where a signal ended it (137 after SIGKILL); 130 after Ctrl-C; 143 where the run was "
         "preempted (SIGTERM came, or a worker saved and left with that code): it is not started again here, but may be "

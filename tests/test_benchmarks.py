@@ -32,6 +32,7 @@ CHECKS = {
     "tfrecord": {"batches in order equal", "shuffled epochs complete"},
     "tabular": {"batches in order equal", "shuffled epochs complete"},
     "loader_gil": {"pixels of threads and processes equal"},
+    "attack": {"trials", "lost"},
     "audio": {"batches in order equal", "shuffled epochs complete"},
     "checkpoint_stall": {"largest relative difference of losses"},
     "monitor_cost": {"largest relative difference of losses", "batches equal"},

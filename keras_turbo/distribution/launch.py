@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import os
+import select
 import selectors
 import signal
 import socket
@@ -18,7 +20,7 @@ from types import FrameType
 from typing import IO, Any, TextIO
 
 from keras_turbo.distribution.cluster import Cluster
-from keras_turbo.distribution.worker_process import Show, WorkerProcess
+from keras_turbo.distribution.worker_process import WorkerProcess
 from keras_turbo.monitor.nvml import visible_gpus
 
 # As of a process that SIGTERM ends: the code with which AsyncCheckpoint ends a process that was told to go.
@@ -36,6 +38,12 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 # Between two looks at whether a worker has ended.
 _LOOK_SECONDS = 0.1
+
+# Of what nobody has read yet, so much is kept; then the workers wait, as they would without `launch`.
+_MOST_UNREAD_BYTES = 1 << 20
+
+# After a signal that ends the run, nobody who has read nothing for so long is waited for.
+_READER_SECONDS = 1.0
 
 
 class LaunchError(Exception):
@@ -85,19 +93,21 @@ def launch(
     """
     environ = dict(os.environ if environ is None else environ)
     gpus = _gpus_of_workers(options, environ)
-    out, err = (_binary(sys.stdout), _binary(sys.stderr)) if outputs is None else outputs
     with _Signals() as signals:
+        given = (_binary(sys.stdout), _binary(sys.stderr)) if outputs is None else outputs
+        shown = _Output(given[0], signals), _Output(given[1], signals)
         for restart in range(options.max_restarts + 1):
             environments = _environments(options.workers, gpus, {**environ, RESTART_VARIABLE: str(restart)})
-            run = _Run(command, environments, (_writer(out), _writer(err)), signals, options.grace_seconds)
+            run = _Run(command, environments, shown, signals, options.grace_seconds)
             code, failed = run.until_end()
-            if not failed:
-                return _final_code(code, signals)
             left = options.max_restarts - restart
-            _tell(err, f"{run.what_happened()}; all workers have ended.")
-            if signals.ending is not None or code == PREEMPTED_EXIT_CODE or not left:
+            if failed:
+                shown[1].tell(f"{run.what_happened()}; all workers have ended.")
+            if not failed or signals.ending is not None or code == PREEMPTED_EXIT_CODE or not left:
+                for output in shown:
+                    output.finish()
                 return _final_code(code, signals)
-            _tell(err, f"all {options.workers} workers start again ({restart + 1} of {options.max_restarts}).")
+            shown[1].tell(f"all {options.workers} workers start again ({restart + 1} of {options.max_restarts}).")
     raise AssertionError("unreachable")
 
 
@@ -120,7 +130,7 @@ class _Run:
         self,
         command: Sequence[str],
         environments: Sequence[Mapping[str, str]],
-        outputs: tuple[Show, Show],
+        outputs: tuple[_Output, _Output],
         signals: _Signals,
         grace_seconds: float,
     ) -> None:
@@ -156,13 +166,19 @@ class _Run:
 
     def _start(self, index: int, environ: Mapping[str, str]) -> WorkerProcess:
         try:
-            return WorkerProcess(index, self._command, environ, self._outputs)
+            return WorkerProcess(index, self._command, environ, (self._outputs[0].add, self._outputs[1].add))
         except OSError as error:
             raise LaunchError(f"{self._command[0]!r} can't be started: {error.strerror}.") from error
 
-    def _look(self, selector: selectors.BaseSelector) -> None:
+    def _look(self, selector: selectors.DefaultSelector) -> None:
         """Shows what was printed, passes signals on, and sees to it that all end where one has failed."""
-        for key, _ in selector.select(_LOOK_SECONDS):
+        waiting = [output for output in self._outputs if output.is_waiting]
+        # Who is to end may have something to say first, and must not be held up by a reader that is gone.
+        is_paused = any(output.is_full for output in waiting) and self._signals.ending is None
+        select.select([self._signals.wake if is_paused else selector], waiting, [], _LOOK_SECONDS)
+        for output in waiting:
+            output.write()
+        for key, _ in () if is_paused else selector.select(0):
             if key.data is not None and not key.data.read(key.fileobj):
                 selector.unregister(key.fileobj)
         for number in self._signals.take():
@@ -191,6 +207,75 @@ class _Run:
     def _is_leaving(self, worker: WorkerProcess) -> bool:
         """Whether it has saved and left as it was told: then the others are saving, too, which may take its time."""
         return self._signals.any_came and worker.exit_code() == PREEMPTED_EXIT_CODE
+
+
+class _Output:
+    """Shows lines as fast as somebody reads them, without waiting for who does not.
+
+    Args:
+        output: what is written to; None: nothing is.
+        signals: after one that ends the run, what nobody reads is dropped once it is much.
+    """
+
+    def __init__(self, output: IO[bytes] | None, signals: _Signals) -> None:
+        self._output = output
+        self._signals = signals
+        self._unread = bytearray()
+        self._number: int | None = None
+        if output is not None:
+            # What is no file of the system never makes anybody wait.
+            with contextlib.suppress(io.UnsupportedOperation):
+                self._number = output.fileno()
+
+    def fileno(self) -> int:
+        """For `select`, while it is waiting."""
+        return -1 if self._number is None else self._number
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether there is something that nobody has read yet."""
+        return bool(self._unread)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there is so much of it that workers should wait."""
+        return len(self._unread) >= _MOST_UNREAD_BYTES
+
+    def tell(self, text: str) -> None:
+        """Shows a line of `launch` itself."""
+        self.add(f"[launch] {text}\n".encode())
+
+    def add(self, lines: bytes) -> None:
+        """Shows whole lines, now or later."""
+        if not (self.is_full and self._signals.ending is not None):
+            self._unread += lines
+        self.write()
+
+    def write(self) -> None:
+        """Writes what can be written without waiting."""
+        # Nobody may read it any longer; the training goes on all the same.
+        try:
+            if self._number is None:
+                if self._output is not None:
+                    self._output.write(self._unread)
+                self._unread.clear()
+            while self._unread and select.select([], [self], [], 0)[1]:
+                # A pipe that can be written to takes so much at once.
+                del self._unread[: os.write(self.fileno(), self._unread[: select.PIPE_BUF])]
+        except OSError:
+            self._unread.clear()
+
+    def finish(self) -> None:
+        """Waits until all is read; after a signal that ends the run, for a moment."""
+        last_read = time.monotonic()
+        while self._unread:
+            _, can_write, _ = select.select([self._signals.wake], [self], [], _LOOK_SECONDS)
+            self._signals.take()
+            if can_write:
+                self.write()
+                last_read = time.monotonic()
+            elif self._signals.ending is not None and time.monotonic() - last_read > _READER_SECONDS:
+                return
 
 
 class _Signals:
@@ -295,19 +380,3 @@ def _free_ports(number: int) -> list[int]:
 def _binary(output: TextIO | None) -> IO[bytes] | None:
     # A program that was started without an output has none.
     return None if output is None else output.buffer
-
-
-def _writer(output: IO[bytes] | None) -> Show:
-    def show(lines: bytes) -> None:
-        if output is None:
-            return
-        # Nobody may read it any longer; the training goes on all the same.
-        with contextlib.suppress(OSError):
-            output.write(lines)
-            output.flush()
-
-    return show
-
-
-def _tell(output: IO[bytes] | None, text: str) -> None:
-    _writer(output)(f"[launch] {text}\n".encode())

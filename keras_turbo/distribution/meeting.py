@@ -34,19 +34,28 @@ _LONGER_SECONDS = 10.0
 _KIND = "keras_turbo worker"
 
 
-def meet(cluster: Cluster, facts: Mapping[str, str], timeout_seconds: float) -> None:
+def meet(cluster: Cluster, facts: Mapping[str, str], timeout_seconds: float, fault: ClusterError | None = None) -> None:
     """Waits until all workers have come and said the same. All have to call it.
 
     Args:
         cluster: of this process.
         facts: what has to be equal on all workers, by name: versions, number of devices.
         timeout_seconds: how long to wait for the others.
+        fault: why this worker can't start, which the others are told then, as far as they have come.
 
     Raises:
-        ClusterError: some have not come; they differ; two say that they are the same worker.
+        ClusterError: some have not come; they differ; two say that they are the same worker; one can't start.
     """
+    mine: dict[str, Any] = {"kind": _KIND, "index": cluster.index, "addresses": list(cluster.addresses)}
+    mine["facts"] = dict(facts)
+    if fault is not None:
+        # Where the chief can't take its port, it has no place to tell the others at.
+        if cluster.index:
+            mine["fault"] = _refusal(cluster, f"worker {cluster.index} can't start: {fault.fact}", fault.remedy)
+            with contextlib.suppress(ClusterError):
+                _follow(cluster, mine, time.monotonic() + _LONGER_SECONDS, _LONGER_SECONDS)
+        raise fault
     deadline = time.monotonic() + timeout_seconds
-    mine = {"kind": _KIND, "index": cluster.index, "addresses": list(cluster.addresses), "facts": dict(facts)}
     if cluster.index == 0:
         _Chief(cluster, mine, deadline, timeout_seconds).run()
     else:
@@ -157,6 +166,8 @@ class _Chief:
                 f"two processes say that they are worker {index}.",
                 "Give each worker an index of its own; see that no worker of an earlier run is left.",
             )
+        if says.get("fault") is not None:
+            return says["fault"]
         mine, theirs = self._mine["facts"], says["facts"]
         differing = [name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name)]
         if differing:
@@ -247,13 +258,14 @@ def _received(connection: socket.socket) -> dict[str, Any] | None:
             return None
     try:
         says = json.loads(received)
-        refusal = says["refusal"]
-        is_ours = says["kind"] == _KIND and (
-            refusal is None or {type(refusal[name]) for name in ("variable", "fact", "remedy")} == {str}
-        )
+        is_ours = says["kind"] == _KIND and _is_refusal(says["refusal"])
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
     return says if is_ours else None
+
+
+def _is_refusal(given: Any) -> bool:
+    return given is None or {type(given[name]) for name in ("variable", "fact", "remedy")} == {str}
 
 
 def _understood(line: bytes) -> dict[str, Any] | None:
@@ -265,6 +277,7 @@ def _understood(line: bytes) -> dict[str, Any] | None:
             and type(says["index"]) is int
             and isinstance(says["addresses"], list)
             and all(isinstance(part, str) for pair in says["facts"].items() for part in pair)
+            and _is_refusal(says.get("fault"))
         )
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 import keras
 import tensorflow as tf
 
-from keras_turbo.distribution.cluster import Cluster
+from keras_turbo.distribution.cluster import Cluster, ClusterError
 from keras_turbo.distribution.communication import Communication, set_communication
 from keras_turbo.distribution.environment import check_cluster, cluster_of
 from keras_turbo.distribution.meeting import meet
@@ -139,8 +139,12 @@ def _of_workers(cluster: Cluster, communication: Communication) -> tf.distribute
     take_gpus(cluster)
     gpus = _gpu_number()
     communication.require_devices(["GPU" if gpus else "CPU"])
-    check_cluster(cluster, os.environ)
-    meet(cluster, _facts(gpus, communication), communication.timeout_seconds or _FOR_EVER_SECONDS)
+    fault = None
+    try:
+        check_cluster(cluster, os.environ)
+    except ClusterError as error:
+        fault = error
+    meet(cluster, _facts(gpus, communication), communication.timeout_seconds or _FOR_EVER_SECONDS, fault)
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(
             {kind: list(addresses) for kind, addresses in cluster.tasks.items() if kind != "evaluator"}

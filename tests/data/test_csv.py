@@ -250,6 +250,9 @@ def test_files_that_are_something_else(tmp_path):
         FastDataset.from_csv(path)
     with pytest.raises(TypeError, match="`pattern` must be a pattern, a path or a list of them. Received: None"):
         FastDataset.from_csv(None)
+    (tmp_path / "a.csv").write_bytes("ä,b\n1,2\n".encode("latin-1"))
+    with pytest.raises(ValueError, match="a.csv: it can't be read as CSV: .*It is no utf-8: give another `encoding`"):
+        FastDataset.from_csv(path)
     (tmp_path / "a.csv").write_bytes("a,b\n1,ö\n".encode("utf-16"))
     assert next(iter(FastDataset.from_csv(path, "b", encoding="utf-16"))).numpy()[0].decode() == "ö"
 

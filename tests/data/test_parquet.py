@@ -598,14 +598,16 @@ def test_few_row_groups_are_kept(tables, monkeypatch):
 @pytest.mark.parametrize("cache", ["auto", False])
 def test_a_long_word_that_all_rows_have_is_in_memory_once(tmp_path, cache):
     path = tmp_path / "a.parquet"
-    words = pa.DictionaryArray.from_arrays(np.zeros(200_000, np.int32), ["x" * 20_000])
+    words = pa.DictionaryArray.from_arrays(np.zeros(200_000, np.int32), ["x" * 300_000])
     pq.write_table(pa.table({"s": words, "n": np.arange(200_000)}), path)
-    assert path.stat().st_size < 2_000_000  # and 4 GB, if each row had its own
+    assert path.stat().st_size < 2_000_000  # and 60 GB, if each row had its own
     pa.default_memory_pool().release_unused()
     before = pa.total_allocated_bytes()
     dataset = FastDataset.from_parquet(path, cache=cache, batch_size=4)
     batch = next(iter(dataset))
-    assert [len(word) for word in batch["s"].numpy()] == [20_000] * 4
+    assert [len(word) for word in batch["s"].numpy()] == [300_000] * 4
+    # By this, no more batches are made at once than are little memory.
+    assert dataset._source.elements.row_bytes == 300_000 + 8
     assert pa.total_allocated_bytes() - before < 20e6
 
 

@@ -333,6 +333,58 @@ def test_without_an_output(tmp_path, monkeypatch):
     assert launch([sys.executable, "-c", "print(1); raise SystemExit(4)"], LaunchOptions(1)) == 4
 
 
+@pytest.fixture
+def unread():
+    """A pipe: the end that is read, and twice the one that is written, as of `2>&1`."""
+    reading, writing = os.pipe()
+    with open(reading, "rb", buffering=0) as reader, open(writing, "wb", buffering=0) as writer:
+        yield reader, (writer, writer)
+
+
+@pytest.mark.parametrize("heeds", [True, False])
+def test_signals_end_what_nobody_reads(tmp_path, unread, heeds):
+    """One SIGTERM where the workers heed it: they come as far as saving; a second one in any case."""
+    script = tmp_path / "script.py"
+    handler = "lambda *_: ((folder / f'saved{index}').touch(), os._exit(143))" if heeds else "signal.SIG_IGN"
+    endless = "while True: print('x' * 4000, flush=True)"
+    script.write_text(HEAD + f"signal.signal(signal.SIGTERM, {handler}); ready()\n{endless}")
+
+    def send_signals():
+        wait_until_ready(tmp_path, 2)
+        time.sleep(1.5)
+        for _ in range(1 if heeds else 2):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.5)
+
+    thread = threading.Thread(target=send_signals)
+    thread.start()
+    code = launch([sys.executable, str(script), str(tmp_path)], LaunchOptions(2), None, unread[1])
+    thread.join()
+    assert code == (143 if heeds else 137)
+    assert [(tmp_path / f"saved{index}").exists() for index in range(2)] == [heeds] * 2
+    assert not any(psutil.pid_exists(int(path.read_text())) for path in tmp_path.glob("pid*"))
+
+
+def test_who_reads_slowly_gets_all(tmp_path, unread):
+    script = tmp_path / "script.py"
+    script.write_text(HEAD + "for number in range(4000): print(number, 'x' * 1000)")
+    reader, outputs = unread
+    read = bytearray()
+
+    def read_slowly():
+        while not read.endswith(b"end"):
+            read.extend(reader.read(20_000))
+            time.sleep(0.002)
+
+    thread = threading.Thread(target=read_slowly)
+    thread.start()
+    assert launch([sys.executable, str(script), str(tmp_path)], LaunchOptions(1), None, outputs) == 0
+    outputs[0].write(b"end")
+    thread.join()
+    lines = [f"[worker 0] {number} {'x' * 1000}" for number in range(4000)]
+    assert bytes(read).decode().splitlines() == [*lines, "end"]
+
+
 def test_what_can_not_be_started(tmp_path):
     with pytest.raises(LaunchError, match="'/nowhere/python' can't be started: No such file"):
         launch(["/nowhere/python"], LaunchOptions(2))

@@ -26,9 +26,9 @@ def outcomes(workers, timeout_seconds=20.0):
     """What meeting gave each worker: None, or the error's text."""
     found = [None] * len(workers)
 
-    def one(place, where, facts):
+    def one(place, where, facts, fault=None):
         try:
-            meet(where, facts, timeout_seconds)
+            meet(where, facts, timeout_seconds, fault)
         except ClusterError as error:
             found[place] = str(error)
 
@@ -71,6 +71,20 @@ def test_two_processes_with_one_index():
     ports = free_ports(3)
     found = outcomes([(cluster(index, ports), FACTS) for index in (0, 1, 1)], 3.0)
     assert "two processes say that they are worker 1. Give each" in found[0]
+
+
+def test_a_port_that_is_taken_is_told_to_all_at_once():
+    ports = free_ports(3)
+    fault = ClusterError("TF_CONFIG", "port 7 is taken.", "Give it another.")
+    begin = time.monotonic()
+    workers = [(cluster(0, ports), FACTS), (cluster(1, ports), FACTS), (cluster(2, ports), FACTS, fault)]
+    found = outcomes(workers, 5.0)
+    assert time.monotonic() - begin < 20
+    assert found[2] == str(fault)
+    expected = "TF_CONFIG: worker 2 can't start: port 7 is taken. Give it another."
+    assert found[0] == expected
+    # Who came later finds nobody.
+    assert found[1] == expected or "could not reach worker 0" in found[1]
 
 
 def test_who_does_not_come_is_named():

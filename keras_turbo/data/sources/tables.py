@@ -18,7 +18,20 @@ from keras_turbo.data.engine.store import ExampleStore, fits_in_memory
 from keras_turbo.data.settings import Settings, check_count
 from keras_turbo.data.sources.files import files_content
 from keras_turbo.data.sources.source import Identity, Source
-from keras_turbo.data.tables.columns import Flaw, Rows, decode, held, is_ragged, joined, load_pyarrow, spec_of, taken
+from keras_turbo.data.tables.columns import (
+    TEXT,
+    Flaw,
+    Rows,
+    decode,
+    held,
+    is_ragged,
+    joined,
+    load_pyarrow,
+    name_of,
+    spec_of,
+    taken,
+    text_bytes,
+)
 from keras_turbo.data.tables.parquet_files import RowGroup, common_length, open_file
 from keras_turbo.data.tables.row_group_order import RowGroupOrder
 from keras_turbo.data.tables.table import Request, Table, each_file, find_table_files, no_row
@@ -32,6 +45,8 @@ _WINDOWS_IN_MEMORY = 2
 _GROUPS_IN_ORDER = 3
 # So much is kept in any case: where row groups are small, threads are ahead by several of them.
 _LITTLE_BYTES = 64 << 20
+# In less text than this no word is so long that two thousand rows with it, as come in one call, are much memory.
+_LONG_WORDS_BYTES = 1 << 18
 # A table that is loaded may be there in parts and in one piece for a moment.
 COPIES_WHILE_LOADING = 2
 
@@ -43,16 +58,21 @@ class TableSource(Source):
 
     loads_together = True
 
-    def __init__(self, table: Table, parts: Sequence[tuple[str, Sequence[int] | np.ndarray]]) -> None:
+    def __init__(
+        self, table: Table, parts: Sequence[tuple[str, Sequence[int] | np.ndarray]], row_text_bytes: int = 0
+    ) -> None:
         self._table = table
         self._parts = parts
         self._sizes = tuple(len(numbers) for _, numbers in parts)
         self._ends = np.cumsum(self._sizes)
         self.left_out = table.left_out
-        self.elements = Elements(
+        elements = Elements(
             table.parts.element(lambda name: spec_of(table.schema.field(name))),
             tuple("ragged" if is_ragged(kind) else "dense" for kind in table.schema.types),
         )
+        words = sum(leaf.shape.num_elements() or 1 for leaf in elements.leaves if leaf.dtype == "string")
+        mean = max(elements.string_bytes, row_text_bytes // max(1, words))
+        self.elements = dataclasses.replace(elements, string_bytes=mean)
 
     def __len__(self) -> int:
         return sum(self._sizes)
@@ -100,12 +120,15 @@ class LoadedTable(TableSource):
     def __init__(self, table: Table, rows: Iterable[Rows]) -> None:
         parts: list[tuple[str, Any]] = []
         chunks: list[list[Any]] = [[] for _ in table.schema]
+        num_rows = num_bytes = 0
         for part in rows:
             if part.batch is not None:
                 parts.append((part.name, part.numbers))
                 for column, values in zip(chunks, part.batch.columns, strict=True):
                     column.append(values)
-        super().__init__(table, parts)
+                    num_bytes += text_bytes(values)
+                num_rows += len(part.batch)
+        super().__init__(table, parts, num_bytes // max(1, num_rows))
         if not len(self):
             raise no_row(table.paths, table.left_out)
         # One after the other, so that no more than one column is there twice.
@@ -128,7 +151,8 @@ class RowGroupSource(TableSource):
     loading_is_called = None
 
     def __init__(self, table: Table, groups: Sequence[RowGroup], most_kept: int) -> None:
-        super().__init__(table, [(group.file.name, group.numbers) for group in groups])
+        parts = [(group.file.name, group.numbers) for group in groups]
+        super().__init__(table, parts, _row_text_bytes(table, groups))
         self._groups = groups
         self._most_kept = most_kept
         self._kept: dict[int, tuple[list[Any], dict[int, Flaw]]] = {}
@@ -170,6 +194,19 @@ class RowGroupSource(TableSource):
                 while len(self._kept) > self._most_kept:
                     del self._kept[next(iter(self._kept))]
         return kept
+
+
+def _row_text_bytes(table: Table, groups: Sequence[RowGroup]) -> int:
+    """What the words of a row take, by the row group that has most text; 0 where none can be long."""
+    names = [field.name for field in table.schema if name_of(field.type) == TEXT]
+    most, group = max(
+        ((sum(chunk.total_uncompressed_size for _, chunk in one.stored(names)), one) for one in groups),
+        key=lambda pair: pair[0],
+    )
+    if most < _LONG_WORDS_BYTES:
+        return 0
+    batch = read_rows(table, group).batch
+    return 0 if batch is None else sum(map(text_bytes, batch.columns)) // max(1, len(batch))
 
 
 def read_rows(table: Table, group: RowGroup) -> Rows:

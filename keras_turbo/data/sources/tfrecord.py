@@ -39,6 +39,7 @@ from keras_turbo.data.sources.files import files_content
 from keras_turbo.data.sources.image_decoder import ImageDecoder
 from keras_turbo.data.sources.source import Identity, Source
 from keras_turbo.files import default_cache_dir
+from keras_turbo.report import listed
 
 # Features are inferred from so many records.
 _INFERRED_FROM = 64
@@ -81,8 +82,8 @@ class TfRecordSource(Source):
             # Over some sizes TensorFlow ends the process (2.17 to 2.21).
             if field.fewest_bytes > max(reader.most_bytes, _BYTES_AT_ONCE):
                 raise ValueError(
-                    f"No record can hold {field.name!r}, which has the shape {field.spec.shape}: the largest one has "
-                    f"{reader.most_bytes} bytes."
+                    f"No record can hold {field.name!r}, which has the shape {field.spec.shape}: the largest one of "
+                    f"{listed(files, 1)} has {reader.most_bytes} bytes. Correct `features`, or the manifest."
                 )
         forms: tuple[BatchForm, ...] = tuple(field.form for field in self._fields)
         as_parsed = [tf.TensorSpec([], tf.string) if field.is_image else field.spec for field in self._fields]

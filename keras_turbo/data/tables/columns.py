@@ -307,6 +307,15 @@ def held(array: Any) -> Any:
     return values.reshape(len(array), -1) if is_list(array.type) else values
 
 
+def text_bytes(array: Any) -> int:
+    """What the words of all rows of a column would take, each by itself; 0 of numbers."""
+    plain = array.flatten() if is_list(array.type) else array
+    if name_of(plain.type) != TEXT or not len(plain.dictionary):
+        return 0
+    lengths = load_pyarrow().compute.binary_length(plain.dictionary).to_numpy()
+    return int(lengths.take(plain.indices.drop_null().to_numpy()).sum(dtype=np.int64))
+
+
 def joined(columns: list[Any]) -> Any:
     """The rows of several columns one after the other, `held`."""
     if name_of(columns[0].type) == TEXT and not is_ragged(columns[0].type):

@@ -125,15 +125,16 @@ def first_types(path: str, form: CsvFormat) -> tuple[str, Any] | None:
     """The path and the `pyarrow.Schema` of a file, as far as its first block tells; None for one without a row."""
     try:
         with form.opened(path, None) as reader:
-            schema = reader.schema
+            # Names that are no text fail here, and not when they are read.
+            schema, names = reader.schema, reader.schema.names
     except OtherTypesError:
         return None  # a header without an end of line, or nothing but such ends
-    first = schema.names[0]
+    first = names[0]
     others = [other for other in ";\t|," if other in first and other != form.delimiter]
     if len(schema) == 1 and others and form.column_names is None:
         why = f"{path} has one column, {first!r}, if {form.delimiter!r} is its delimiter."
         raise ValueError(f"{why} Give another, such as delimiter={others[0]!r}.")
-    return path, _simple(schema.names, schema.types)
+    return path, _simple(names, schema.types)
 
 
 def whole_types(path: str, form: CsvFormat, names: Sequence[str]) -> tuple[str, Any]:
