@@ -45,10 +45,20 @@ class BackgroundWriter:
             self._threads[0].join()
             del self._threads[0]
         before = self._threads[-1] if self._threads else None
-        thread = threading.Thread(target=self._run, args=(job, before), name=f"keras_turbo {self._name}", daemon=False)
+        # Taken by the thread; or by this one, if Ctrl-C comes while it starts the other.
+        jobs = [job]
+        thread = threading.Thread(target=self._run, args=(jobs, before), name=f"keras_turbo {self._name}", daemon=False)
         # Before it begins, since it may ask how many there are.
         self._threads = [*(one for one in self._threads if one.is_alive()), thread]
-        thread.start()
+        try:
+            thread.start()
+        except BaseException:
+            try:
+                jobs.pop()
+                self._threads.remove(thread)
+            except IndexError:
+                thread.join()
+            raise
 
     def wait(self, timeout: float | None = None) -> bool:
         """Waits until all jobs are done, or for so many seconds; tells whether they are."""
@@ -68,9 +78,13 @@ class BackgroundWriter:
         self._is_closed = True
         self.wait()
 
-    def _run(self, job: Any, before: threading.Thread | None) -> None:
+    def _run(self, jobs: list[Any], before: threading.Thread | None) -> None:
         # Who has started it waits for Python's lock, and would get it after 5 ms otherwise.
         time.sleep(0.001)
+        try:
+            job = jobs.pop()
+        except IndexError:
+            return
         try:
             with contextlib.suppress(Exception):
                 self._prepare(job)

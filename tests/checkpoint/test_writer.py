@@ -109,6 +109,26 @@ def test_close_finishes_what_is_pending_and_takes_no_more(writer, write):
         writer.raise_error()
 
 
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_ctrl_c_while_a_thread_is_started(writer, write, monkeypatch, has_begun):
+    start = threading.Thread.start
+
+    def interrupted(thread):
+        if has_begun:
+            start(thread)
+            write.is_writing.wait(60)
+        raise KeyboardInterrupt
+
+    write.may_write.set()
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(threading.Thread, "start", interrupted)
+        writer.submit(1)
+    assert writer.pending == 0
+    writer.submit(2)
+    writer.close()
+    assert write.done == ([1, 2] if has_begun else [2])
+
+
 def test_each_job_is_prepared_before_its_turn(write):
     prepared = []
     writer = BackgroundWriter(write, prepared.append, name="test")
