@@ -286,12 +286,8 @@ def _longer_executions(figures: StepFigures) -> str:
     if figures.backend != "tensorflow":
         return "Larger batches make fewer steps; on Keras' other backends several can be run in one execution."
     if figures.steps_per_execution > 1:
-        return (
-            "keras_turbo.tune(model, train, find_batch_size=True) tells whether larger batches help."
-        )
-    return (
-        "keras_turbo.TuneExecution() among the callbacks runs many steps in one execution where that is faster."
-    )
+        return "keras_turbo.tune(model, train, find_batch_size=True) tells whether larger batches help."
+    return "keras_turbo.TuneExecution() among the callbacks runs many steps in one execution where that is faster."
 
 
 def _callback_bound(figures: StepFigures, share: float) -> Verdict:
