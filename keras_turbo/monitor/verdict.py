@@ -285,8 +285,9 @@ def _longer_executions(figures: StepFigures) -> str:
         return "model.compile(..., steps_per_execution=32) returns to Python after each 32nd step alone."
     if figures.backend != "tensorflow":
         return "Larger batches make fewer steps; on Keras' other backends several can be run in one execution."
-    more = ", find_batch_size=True" if figures.steps_per_execution > 1 else ""
-    return f"keras_turbo.tune(model, train{more}) before fit runs many steps in one execution."
+    if figures.steps_per_execution > 1:
+        return "keras_turbo.tune(model, train, find_batch_size=True) tells whether larger batches help."
+    return "keras_turbo.TuneExecution() among the callbacks runs many steps in one execution where that is faster."
 
 
 def _callback_bound(figures: StepFigures, share: float) -> Verdict:

@@ -66,7 +66,7 @@ def test_each_remedy_is_a_line_of_code_and_names_what_it_is_about():
     assert "batch" not in at_epochs.remedy
     assert "keras_turbo.FastDataset(" in judge(figures(input_wait_ms=8.0)).remedy
     assert "train.report()" in judge(figures(input_wait_ms=8.0, reads_fast_dataset=True)).remedy
-    assert "keras_turbo.tune(model, train)" in judge(figures(dispatch_ms=8.0)).remedy
+    assert "keras_turbo.TuneExecution()" in judge(figures(dispatch_ms=8.0)).remedy
     assert "find_batch_size=True" in judge(figures(dispatch_ms=8.0, steps_per_execution=50)).remedy
     stalls = figures(checkpoint_ms=8.0, checkpoint_names=("BackupAndRestore",))
     assert "AsyncCheckpoint(" in judge(stalls).remedy

@@ -149,7 +149,7 @@ def test_a_fast_dataset_that_is_slow_is_to_be_looked_into():
 def test_a_tiny_model():
     verdict, told, callback = verdict_on(tiny(), X, Y, batch_size=ROWS, epochs=3)
     assert verdict.kind == "dispatch-bound"
-    assert "keras_turbo.tune(model, train)" in told[-1]
+    assert "keras_turbo.TuneExecution()" in told[-1]
     # Several steps an execution share the cost that was measured.
     model = tiny()
     model.steps_per_execution = 20

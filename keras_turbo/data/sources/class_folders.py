@@ -335,5 +335,6 @@ def validation_mask(num_examples: int, validation_split: float, seed: int) -> np
     """
     order = np.random.default_rng(seed).permutation(num_examples)
     mask = np.zeros(num_examples, bool)
-    mask[order[: round(num_examples * validation_split)]] = True
+    # As many as in Keras, which cuts, too.
+    mask[order[: int(num_examples * validation_split)]] = True
     return mask
