@@ -148,8 +148,9 @@ class GpuUtilization(keras.callbacks.Callback):
         self._hardware, self._recent = HardwareFigures(), HardwareFigures()
         self._has_waited = self._is_calibrated = False
         self._session, self._times = session, session.measure_times()
-        self._subscription = subscribe(self.interval)
+        # Before there is something to end: Ctrl-C may come between.
         session.at_end(self._end)
+        self._subscription = subscribe(self.interval)
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         if self._session is not None:

@@ -76,7 +76,12 @@ class Subscription:
         )
         weakref.finalize(self, self._is_closed.set)
         _open.add(self)
-        _start(self._thread, self._gpus)
+        try:
+            _start(self._thread, self._gpus)
+        except BaseException:
+            # Ctrl-C may come here, too, and a notebook keeps the traceback, and with it this object.
+            self.close()
+            raise
 
     @property
     def problem(self) -> str | None:

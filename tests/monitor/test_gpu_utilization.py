@@ -467,6 +467,23 @@ def test_an_interrupted_cell_leaves_nothing_while_the_traceback_is_kept(hook, mo
     assert kept.value.__traceback__ is not None
 
 
+def test_ctrl_c_while_the_sampler_is_started_leaves_nothing(monkeypatch):
+    monkeypatch.setattr(session, "_WATCH_SECONDS", 0.05)
+    start = threading.Thread.start
+
+    def interrupted(thread):
+        start(thread)
+        if thread.name == "keras_turbo device sampler":
+            raise KeyboardInterrupt
+
+    model = small_model()
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt) as kept:
+        patch.setattr(threading.Thread, "start", interrupted)
+        model.fit(X, Y, batch_size=6, verbose=0, callbacks=[quiet()])
+    assert wait_for_no_threads()
+    assert kept.value.__traceback__ is not None
+
+
 @pytest.mark.parametrize("where", ["nvmlDeviceGetCount_v2", "nvmlDeviceGetUtilizationRates"])
 def test_a_driver_that_hangs_costs_a_second_at_most_and_the_cpu_is_told_of(where, monkeypatch):
     library = FakeNvml(machine(1))
