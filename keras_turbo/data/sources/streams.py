@@ -290,6 +290,6 @@ def _read(stream: Stream, map_element: Callable[[Any], Any], seed: int) -> Any:
             if not isinstance(stream, OfOneShape) or shapes is None:
                 raise
             raise ValueError(
-                f"A cache keeps examples of one shape. The first of the {stream.kind} has a tensor of shape {shapes[2]}, "
-                f"and a later one {shapes[1]}. Pad them to one shape, or use cache=False."
+                f"A cache keeps examples of one shape. The first of the {stream.kind} has a tensor of shape "
+                f"{shapes[2]}, and a later one {shapes[1]}. Pad them to one shape, or use cache=False."
             ) from error
