@@ -27,6 +27,7 @@ from keras_turbo.data.sources.python_streams import EndlessPyDataset, GeneratorS
 from keras_turbo.data.sources.sequences import SequenceSource
 from keras_turbo.data.sources.source import Source
 from keras_turbo.data.sources.streams import (
+    OfOneShape,
     StoredStream,
     Stream,
     TfDatasetStream,
@@ -163,6 +164,9 @@ def assemble_stored(stream: Stream, settings: Settings, counter: EpochCounter) -
         )
     seed = settings.settled_seed
     map_element = functions.map_fn or (lambda element: element)
+    is_open = any(not leaf.shape.is_fully_defined() for leaf in tf.nest.flatten(_dense_spec(stream)))
+    if is_open and functions.map_fn is None:
+        stream = OfOneShape(stream, seed)
     given = Elements(_dense_spec(stream))
     map_fn, _ = functions.traced(given)
     kept = given if map_fn is None else map_fn.elements

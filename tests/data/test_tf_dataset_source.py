@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -291,3 +292,23 @@ def test_batches_of_batches_are_refused(make):
         FastDataset(make())
     assert FastDataset(make(), batch_size=None).element_spec == make().element_spec
     assert len(batches_of(FastDataset(make().unbatch(), batch_size=20))[0][0]) == 20
+
+
+class TestSizesThatAreNotDeclared:
+    @pytest.mark.parametrize("cache", ["memory", "disk"])
+    def test_windows_of_a_series_are_kept(self, cache, tmp_path):
+        series = np.arange(40, dtype="float32").reshape(20, 2)
+        windows = keras.utils.timeseries_dataset_from_array(series, series[4:, 0], sequence_length=5, batch_size=3)
+        assert windows.element_spec[0].shape.as_list() == [None, None, 2]
+        dataset = FastDataset(windows.unbatch(), batch_size=4, cache=cache, cache_dir=str(tmp_path))
+        assert dataset.element_spec[0].shape.as_list()[1:] == [5, 2]
+        for _ in range(2):
+            x, y = (np.concatenate(parts) for parts in zip(*batches_of(dataset), strict=True))
+            assert x.shape == (16, 5, 2)
+            np.testing.assert_array_equal(x[:, -1, 0], y)
+
+    def test_elements_that_vary_are_an_error_with_both_shapes(self):
+        varying = tf.data.Dataset.range(1, 9).map(lambda n: tf.zeros([4 if n < 6 else 5, 2]))
+        varying = varying.map(lambda x: tf.ensure_shape(x, [None, 2])).filter(lambda x: True)
+        with pytest.raises(ValueError, match=r"has a tensor of shape \[4,2\], and a later one \[5,2\]. Pad them"):
+            FastDataset(varying, batch_size=2, cache="memory")

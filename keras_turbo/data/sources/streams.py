@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -116,6 +117,39 @@ class TfDatasetStream(Stream):
     ) -> tf.data.Dataset:
         elements = self._dataset if shuffle_seed is None else self.shuffled(self._dataset, shuffle_seed)
         return elements.skip(num_skipped)
+
+
+class OfOneShape(Stream):
+    """A stream that declares sizes as unknown, and whose elements are all like the first one.
+
+    What makes windows of a series declares no length, and what is read to be kept needs one.
+
+    Args:
+        stream: gives dense tensors; its first element is read.
+        seed: of the dataset.
+    """
+
+    def __init__(self, stream: Stream, seed: int) -> None:
+        self._stream = stream
+        self.kind, self.number, self.processes = stream.kind, stream.number, stream.processes
+        with tf.device("CPU:0"):
+            zero = tf.constant(0, tf.int64)
+            first = next(iter(stream.elements(zero, None, zero, seed).take(1)), None)
+        if first is None:
+            raise ValueError(f"The {stream.kind} gave no element.")
+        self.element_spec = tf.nest.map_structure(
+            lambda spec, tensor: tf.TensorSpec(tensor.shape, spec.dtype), stream.element_spec, first
+        )
+
+    def elements(
+        self, epoch: tf.Tensor, shuffle_seed: tf.Tensor | None, num_skipped: tf.Tensor, seed: int
+    ) -> tf.data.Dataset:
+        def ensured(*parts: Any) -> Any:
+            element = parts if len(parts) > 1 else next(iter(parts))
+            return tf.nest.map_structure(lambda one, spec: tf.ensure_shape(one, spec.shape), element, self.element_spec)
+
+        elements = self._stream.elements(epoch, shuffle_seed, num_skipped, seed)
+        return elements.map(tf.autograph.experimental.do_not_convert(ensured))
 
 
 def check_not_batched(dataset: tf.data.Dataset, batch_size: int | None) -> None:
@@ -248,5 +282,14 @@ def _read(stream: Stream, map_element: Callable[[Any], Any], seed: int) -> Any:
             num_parallel_calls=tf.data.AUTOTUNE,
             deterministic=True,
         )
-        for batch in mapped.batch(_FILL_BATCH):
-            yield [leaf.numpy() for leaf in tf.nest.flatten(batch)]
+        try:
+            for batch in mapped.batch(_FILL_BATCH):
+                yield [leaf.numpy() for leaf in tf.nest.flatten(batch)]
+        except tf.errors.InvalidArgumentError as error:
+            shapes = re.search(r"(\[[\d,]*\]) is not compatible with expected shape (\[[\d,]*\])", error.message)
+            if not isinstance(stream, OfOneShape) or shapes is None:
+                raise
+            raise ValueError(
+                f"A cache keeps examples of one shape. The first of the {stream.kind} has a tensor of shape "
+                f"{shapes[2]}, and a later one {shapes[1]}. Pad them to one shape, or use cache=False."
+            ) from error
