@@ -120,8 +120,12 @@ def loses_by_xla(model: keras.Model) -> bool:
     """Whether XLA is known to be slower: convolutions on a CPU take two to five times as long (TensorFlow 2.21)."""
     if tf.config.list_physical_devices("GPU"):
         return False
-    layers = tf.train.TrackableView(model).descendants()
-    return any("conv" in type(layer).__name__.lower() for layer in layers if isinstance(layer, keras.Layer))
+    return any("conv" in type(layer).__name__.lower() for layer in layers_of(model))
+
+
+def layers_of(model: keras.Model) -> list[keras.Layer]:
+    """All layers of a model, also those in its attributes, the model itself among them."""
+    return [each for each in tf.train.TrackableView(model).descendants() if isinstance(each, keras.Layer)]
 
 
 def _near_divisor(length: int, num_batches: int) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_turbo.execution.candidates import block_lengths, loses_by_xla
+from keras_turbo.execution.candidates import block_lengths, layers_of, loses_by_xla
 from keras_turbo.execution.programs import GraphLoop, Steps, XlaLoop
 from keras_turbo.execution.race import short_reason
 from keras_turbo.execution.setting import ExecutionSetting
@@ -36,7 +36,7 @@ _HOPELESS = 1.5
 # Of steps that are shorter, dispatch is so large a part that a loop surely gains.
 _SHORT_SECONDS = 3e-3
 # What tracing a loop takes at least, and how often as much compiling one by XLA takes.
-_TRACE_SECONDS, _XLA_TRACINGS = 0.5, 4.0
+_TRACE_SECONDS, _TRACE_SECONDS_A_LAYER, _XLA_TRACINGS = 0.4, 0.03, 4.0
 _MOST_STACK_BYTES = 64 << 20
 _STOCK = ExecutionSetting()
 
@@ -227,7 +227,8 @@ class FitTrial:
             self._settle(_STOCK, f"of a step of {step * 1e3:.3g} ms, {most / step:.1%} at most is dispatch")
         elif seen >= _STEPS_TO_LOOK_AT and self._left:
             # The first call has traced the step, where no `fit` has done so before.
-            self._trace_seconds = max(_TRACE_SECONDS, (self._first_seconds or 0.0) - step)
+            least = _TRACE_SECONDS + _TRACE_SECONDS_A_LAYER * len(layers_of(self._model))
+            self._trace_seconds = max(least, (self._first_seconds or 0.0) - step)
             length = block_lengths(step * 1e3, self._in_epoch)[0]
             if self._held_to_one:
                 self._settle(_STOCK, "a callback is called for each batch")
