@@ -35,7 +35,7 @@ _STEPS_TO_LOOK_AT, _BLOCKS_TO_LOOK_AT = 11, 3
 _HOPELESS = 1.5
 # Of steps that are shorter, dispatch is so large a part that a loop surely gains.
 _SHORT_SECONDS = 3e-3
-# What tracing a loop takes at least, and how often as much compiling one by XLA takes.
+# What tracing a loop takes at least, with so much for each layer, and how often as much compiling one by XLA takes.
 _TRACE_SECONDS, _TRACE_SECONDS_A_LAYER, _XLA_TRACINGS = 0.4, 0.03, 4.0
 _MOST_STACK_BYTES = 64 << 20
 _STOCK = ExecutionSetting()
