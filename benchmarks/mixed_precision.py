@@ -92,9 +92,7 @@ WORKLOADS = (
 )
 QUICK_WORKLOADS = (
     Workload("dense", 8, (16,), dense(16)),
-    Workload("convolutional", 4, (8, 8, 3), convolutional(8)),
     Workload("recurrent", 4, (4, 8), recurrent(8)),
-    Workload("attention", 4, (8, 16), attention(16)),
 )
 
 
