@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
-from keras_turbo.doctor import cluster, disk, gpus, network, processor, versions
+from keras_turbo.doctor import cluster, disk, gpus, processor, versions
 from keras_turbo.doctor.findings import Examination, Finding, not_examined
-from keras_turbo.doctor.gpu_wiring import Driver, read_driver
 from keras_turbo.monitor.time_limit import answer_within
 
 T = TypeVar("T")
 
+_TOPICS = ("versions", "GPUs", "network", "CPU and memory", "disk", "cluster")
 # To wake GPUs that nobody uses takes 1 to 3 s for each.
 _DRIVER_SECONDS = 30.0
 # TensorFlow starts its GPU runtime in it.
@@ -30,70 +31,36 @@ def examine(version: str, folder: Path) -> Examination:
     Args:
         version: of keras_turbo.
         folder: whose disk is measured: see `disk.located`.
-
-    Returns:
-        The report.
     """
+    found: dict[str, list[Finding]] = {topic: [] for topic in _TOPICS}
+
+    def ask(topic: str, seconds: float, subject: str, question: Callable[[], T]) -> T | None:
+        try:
+            return answer_within(seconds, question, subject)
+        except Exception as failure:
+            found[topic].append(not_examined(failure))
+            return None
+
+    def look(topic: str, subject: str, findings: Callable[[], Iterable[Finding]], seconds: float) -> None:
+        found[topic] += ask(topic, seconds, subject, lambda: list(findings())) or []
+
     # First, since TensorFlow's start takes memory of the GPUs.
-    driver, found_of_gpus = _asked(gpus.TOPIC, _DRIVER_SECONDS, read_driver, "The NVIDIA driver")
-    driver = Driver() if driver is None else driver
-    installed, found_of_versions = _asked(
-        versions.TOPIC, _TENSORFLOW_SECONDS, versions.read_versions, "TensorFlow's start"
-    )
-    gpus_of_tensorflow = None if installed is None else installed.gpus_of_tensorflow
-    gpu_number = max(len(driver.gpus), gpus_of_tensorflow or 0)
+    driver = ask("GPUs", _DRIVER_SECONDS, "The NVIDIA driver", gpus.read_driver)
+    installed = ask("versions", _TENSORFLOW_SECONDS, "TensorFlow's start", versions.read_versions)
+    of_tensorflow = None if installed is None else installed.gpus_of_tensorflow
+    number = max(len(driver.gpus) if driver else 0, of_tensorflow or 0)
+    system = _SYSTEM_SECONDS
     if installed is not None:
-        found_of_versions += _judged(versions.TOPIC, lambda: versions.findings(installed, driver))
-    if not found_of_gpus:
-        found_of_gpus += _judged(gpus.TOPIC, lambda: gpus.findings(driver, os.environ, gpus_of_tensorflow))
-    nodes, found_of_cluster = _asked(
-        cluster.TOPIC, _SYSTEM_SECONDS, lambda: cluster.read_cluster(os.environ), "What the cluster's variables name"
-    )
-    if nodes is not None:
-        found_of_cluster += nodes.findings
-    wires, found_of_network = _asked(network.TOPIC, _SYSTEM_SECONDS, network.read_network, "The kernel (/sys)")
-    if wires is not None:
-        found_of_network += _judged(
-            network.TOPIC,
-            lambda: network.findings(
-                wires,
-                os.environ,
-                gpu_number=gpu_number,
-                has_many_machines=nodes is not None and nodes.machines > 1,
-                nccl=None if installed is None else installed.packages.get("NCCL"),
-            ),
-        )
-    have, found_of_processor = _asked(
-        processor.TOPIC, _SYSTEM_SECONDS, processor.read_processor, "The kernel (/proc, /sys, /dev/shm)"
-    )
-    if have is not None:
-        found_of_processor += _judged(processor.TOPIC, lambda: processor.findings(have, os.environ, gpu_number))
-    measured, found_of_disk = _asked(disk.TOPIC, _DISK_SECONDS, lambda: disk.read_disk(folder), f"The disk of {folder}")
-    if measured is not None:
-        found_of_disk += _judged(disk.TOPIC, lambda: disk.findings(measured))
+        known = driver or gpus.Driver()
+        look("versions", "What is installed", lambda: versions.findings(installed, known), system)
+    if driver is not None:
+        look("GPUs", "The kernel (/dev)", lambda: gpus.findings(driver, os.environ, of_tensorflow), system)
+    look("cluster", "What the cluster's variables name", lambda: cluster.findings(os.environ), system)
+    machines = max([int(one.figures.get("machines") or 1) for one in found["cluster"]], default=1)
+    nccl = None if installed is None else installed.packages.get("NCCL")
+    look("network", "The kernel (/sys)", lambda: cluster.network(os.environ, number, machines, nccl), system)
+    look("CPU and memory", "The kernel (/proc, /sys, /dev/shm)", lambda: processor.findings(os.environ, number), system)
+    look("disk", f"The disk of {folder}", lambda: disk.findings(disk.read_disk(folder)), _DISK_SECONDS)
     return Examination(
-        version,
-        (
-            *found_of_versions,
-            *found_of_gpus,
-            *found_of_network,
-            *found_of_processor,
-            *found_of_disk,
-            *found_of_cluster,
-        ),
+        version, tuple(dataclasses.replace(one, topic=topic) for topic in _TOPICS for one in found[topic])
     )
-
-
-def _asked(topic: str, seconds: float, ask: Callable[[], T], subject: str) -> tuple[T | None, list[Finding]]:
-    """The answer, or None and a finding that there is none."""
-    try:
-        return answer_within(seconds, ask, subject), []
-    except Exception as error:
-        return None, [not_examined(topic, error)]
-
-
-def _judged(topic: str, judge: Callable[[], list[Finding]]) -> list[Finding]:
-    try:
-        return judge()
-    except Exception as error:
-        return [not_examined(topic, error)]

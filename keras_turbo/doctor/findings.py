@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from keras_turbo.report import Block, Heading, Report, Table, listed, printable
@@ -35,6 +35,32 @@ class Finding:
     subject: str | None = None
 
 
+# The examination knows the topic.
+def ok(fact: str, **figures: Any) -> Finding:
+    """A fact that needs nothing done."""
+    return Finding("", "ok", fact, None, figures)
+
+
+def warning(fact: str, hint: str, **figures: Any) -> Finding:
+    """Something works, and gives something away."""
+    return Finding("", "warning", fact, hint, figures)
+
+
+def error(fact: str, hint: str, **figures: Any) -> Finding:
+    """Something does not work, or will not."""
+    return Finding("", "error", fact, hint, figures)
+
+
+def not_examined(failure: BaseException) -> Finding:
+    """That a topic could not be looked at: a fault of the doctor's, or of a file system or driver that hangs."""
+    if isinstance(failure, TimeoutError):
+        return error(f"Not examined: {failure}", "Something that should answer at once hangs: look at it first.")
+    return warning(
+        f"Not examined: {type(failure).__name__}: {str(failure) or 'no message'}",
+        "This machine is in a way that the doctor does not know: please report it with this line.",
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class Examination(Report):
     """All findings, in the order in which they are shown.
@@ -54,71 +80,26 @@ class Examination(Report):
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {
-            "keras_turbo": self.version,
-            "exit_code": self.exit_code,
-            "findings": [dataclasses.asdict(_on_one_line(one)) for one in self.findings],
-        }
+        findings = [dataclasses.asdict(_on_one_line(one)) for one in self.findings]
+        return {"keras_turbo": self.version, "exit_code": self.exit_code, "findings": findings}
 
     def blocks(self) -> Iterator[Block]:
-        """A table for each topic."""
+        """A table for each topic; what is the same of several GPUs stands there once."""
         for topic, found in itertools.groupby(map(_on_one_line, self.findings), lambda one: one.topic):
             yield Heading(topic)
-            rows = []
-            for one, subjects in _joined(list(found)):
-                text = f"{listed(subjects)}: {one.fact}" if subjects else one.fact
-                rows.append((one.level, text if one.hint is None else f"{text}\n-> {one.hint}"))
+            subjects: dict[tuple[object, ...], list[str]] = {}
+            for place, one in enumerate(found):
+                told = one.fact if one.hint is None else f"{one.fact}\n-> {one.hint}"
+                named = subjects.setdefault((one.level, told, place if one.subject is None else None), [])
+                named += [] if one.subject is None else [one.subject]
+            rows = [(str(key[0]), f"{listed(of)}: {key[1]}" if of else str(key[1])) for key, of in subjects.items()]
             yield Table("", ("", ""), rows, words=(0, 1), styles=_STYLES)
-        yield Heading(self.summary())
-
-    def summary(self) -> str:
-        """How many findings there are of each level."""
-        return listed([f"{sum(one.level == level for one in self.findings)} {level}" for level in _STYLES]) + "."
-
-
-def _joined(findings: Sequence[Finding]) -> list[tuple[Finding, list[str]]]:
-    """What is the same of several things once, with what it is about: eight equal GPUs fit on a screen."""
-    joined: dict[tuple[object, ...], tuple[Finding, list[str]]] = {}
-    for place, one in enumerate(findings):
-        key = (one.topic, one.level, one.fact, one.hint, place if one.subject is None else None)
-        _, subjects = joined.setdefault(key, (one, []))
-        if one.subject is not None:
-            subjects.append(one.subject)
-    return list(joined.values())
+        yield Heading(
+            listed([f"{sum(one.level == level for one in self.findings)} {level}" for level in _STYLES]) + "."
+        )
 
 
 def _on_one_line(one: Finding) -> Finding:
     """What stands in variables and names of files may be anything, line breaks included."""
     hint = None if one.hint is None else printable(one.hint, keep="")
     return dataclasses.replace(one, fact=printable(one.fact, keep=""), hint=hint)
-
-
-def not_examined(topic: str, error: BaseException) -> Finding:
-    """That a topic could not be looked at: a fault of the doctor's, or of a file system or driver that hangs."""
-    text = str(error) or type(error).__name__
-    hanging = isinstance(error, TimeoutError)
-    return Finding(
-        topic,
-        "error" if hanging else "warning",
-        f"Not examined: {text}" if hanging else f"Not examined: {type(error).__name__}: {text}",
-        "Something that should answer at once hangs: look at it first."
-        if hanging
-        else "This machine is in a way that the doctor does not know: please report it with this line.",
-    )
-
-
-def version_tuple(text: str) -> tuple[int, ...]:
-    """The leading numbers of a version: (2, 21, 0) of "2.21.0rc1"."""
-    numbers: list[int] = []
-    for part in text.split("."):
-        digits = ""
-        for character in part:
-            if not character.isdigit():
-                break
-            digits += character
-        if not digits:
-            break
-        numbers.append(int(digits))
-        if digits != part:
-            break
-    return tuple(numbers)

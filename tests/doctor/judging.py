@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keras_turbo.doctor.gpu_wiring import Driver, PcieLink
+from keras_turbo.doctor.gpus import Driver, PcieLink
 from keras_turbo.monitor.counters import Gpu, GpuCounters
 
 

@@ -7,14 +7,14 @@ import threading
 
 import pytest
 
-from keras_turbo.doctor.cluster import read_cluster
+from keras_turbo.doctor.cluster import findings
 from tests.doctor.judging import checked, only, worst
 
 TWO = {"worker": ["a:1", "b:1"]}
 
 
 def judged(environ, resolve=lambda host: None, **more):
-    return checked(read_cluster(environ, resolve, **{"usable_cores": 2.0, **more}).findings)
+    return checked(findings(environ, resolve, **{"usable_cores": 2.0, **more}))
 
 
 def config(cluster=None, **task):
@@ -22,26 +22,25 @@ def config(cluster=None, **task):
 
 
 def test_no_variables():
-    found = read_cluster({}, lambda host: pytest.fail("asked"))
-    assert [one.fact for one in found.findings] == ["No cluster variables: one process."]
-    assert found.machines == 1
+    found = findings({}, lambda host: pytest.fail("asked"))
+    assert [one.fact for one in found] == ["No cluster variables: one process."]
     assert worst(judged({"TF_CONFIG": " "})) == "ok"
 
 
 def test_a_good_tf_config():
     asked = []
-    found = read_cluster(config(type="worker", index=1), asked.append)
-    assert [one.fact for one in found.findings] == ["TF_CONFIG: this is worker 1; 2 tasks in all."]
-    assert found.machines == 2
+    found = findings(config(type="worker", index=1), asked.append)
+    assert [one.fact for one in found] == ["TF_CONFIG: this is worker 1; 2 tasks in all."]
+    assert found[0].figures == {"machines": 2}
     assert asked == ["a", "b"]
 
 
 def test_addresses_of_version_6_and_one_host_with_two_ports():
     asked = []
-    found = read_cluster(config({"worker": ["[::1]:1", "[::1]:2"]}, type="worker", index=0), asked.append)
-    assert worst(found.findings) == "ok"
+    found = findings(config({"worker": ["[::1]:1", "[::1]:2"]}, type="worker", index=0), asked.append)
+    assert worst(found) == "ok"
     assert asked == ["::1"]
-    assert found.machines == 1
+    assert found[0].figures == {"machines": 1}
 
 
 @pytest.mark.parametrize(
@@ -113,8 +112,8 @@ def test_a_tf_config_that_can_not_be(cluster, task, part):
 @pytest.mark.parametrize("text", ["{}", '{"cluster": {}}', '{"task": {"type": "worker", "index": 0}}'])
 def test_a_tf_config_without_a_cluster_is_that_of_one_process(text):
     # TensorFlow's strategies take it so.
-    found = read_cluster({"TF_CONFIG": text}, lambda host: pytest.fail("asked"))
-    assert [(one.level, one.fact) for one in found.findings] == [("ok", "TF_CONFIG names no cluster: one process.")]
+    found = findings({"TF_CONFIG": text}, lambda host: pytest.fail("asked"))
+    assert [(one.level, one.fact) for one in found] == [("ok", "TF_CONFIG names no cluster: one process.")]
 
 
 def test_an_index_in_quotes_is_taken_as_tensorflow_takes_it():
@@ -145,7 +144,7 @@ def test_hosts_without_an_address():
 
 
 def test_a_host_that_can_not_be_a_name(monkeypatch):
-    found = read_cluster(config({"worker": [f"{'x' * 70}.org:1"]}, type="worker", index=0)).findings
+    found = findings(config({"worker": [f"{'x' * 70}.org:1"]}, type="worker", index=0))
     assert only(found, "no address for").level == "error"
 
 
@@ -173,7 +172,7 @@ def test_of_hosts_beside_one_that_hangs_is_told_what_is_known():
 
 
 def test_localhost_has_an_address():
-    assert worst(read_cluster(config({"worker": ["localhost:1"]}, type="worker", index=0)).findings) == "ok"
+    assert worst(findings(config({"worker": ["localhost:1"]}, type="worker", index=0))) == "ok"
 
 
 SLURM = {
@@ -207,7 +206,10 @@ SLURM = {
 def test_slurm(changes, level, part):
     environ = {name: value for name, value in {**SLURM, **changes}.items() if value is not None}
     assert only(judged(environ), part).level == level
-    assert read_cluster({"SLURM_NTASKS": "4"}).machines == 1
+
+
+def test_variables_of_no_job_of_slurm_are_no_cluster():
+    assert only(findings({"SLURM_NTASKS": "4"}), "No cluster variables")
 
 
 def test_slurm_may_give_many_cores_unasked():
@@ -216,7 +218,7 @@ def test_slurm_may_give_many_cores_unasked():
 
 
 def test_the_machines_of_slurm_are_counted():
-    assert read_cluster(SLURM).machines == 2
+    assert findings(SLURM)[0].figures == {"machines": 2}
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import tempfile
 import threading
 from pathlib import Path
 
+import psutil
 import pytest
 
 from keras_turbo.doctor import disk
@@ -20,7 +21,7 @@ GOOD = Disk("/data", "ext4", "/dev/sda1", 100 * GB, 800.0, 2000.0)
 
 
 def judged(**changes):
-    return checked(findings(dataclasses.replace(GOOD, **changes)))
+    return checked(list(findings(dataclasses.replace(GOOD, **changes))))
 
 
 def test_a_good_disk():
@@ -62,12 +63,12 @@ def test_what_a_disk_may_lack(changes, level, part):
 
 
 MOUNTS = """\
-22 27 0:21 / /proc rw,relatime - proc proc rw
-27 1 254:0 / / rw,relatime - ext4 /dev/vda rw
-30 27 0:40 / {data} rw,relatime shared:3 - nfs4 server:/export/with\\040blank rw,vers=4.2
-31 30 0:41 / {data}/my\\040photos rw - xfs /dev/sdb1 rw
-32 27 0:42 / {top} rw - tmpfs first rw
-33 32 0:43 / {top} rw - overlay second rw
+proc /proc proc rw,relatime 0 0
+/dev/vda / ext4 rw,relatime 0 0
+server:/export/with\\040blank {data} nfs4 rw,relatime,vers=4.2 0 0
+/dev/sdb1 {data}/my\\040photos xfs rw 0 0
+first {top} tmpfs rw 0 0
+second {top} overlay rw 0 0
 not a mount
 """
 
@@ -83,18 +84,20 @@ not a mount
         ("link", "nfs4", "server:/export/with blank"),
     ],
 )
-def test_the_file_system_of_a_folder(tmp_path, folder, kind, source):
+def test_the_file_system_of_a_folder(tmp_path, monkeypatch, folder, kind, source):
     for name in ("data/deep", "data/my photos/cats", "database", "top"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "data")
     (tmp_path / "root/proc/self").mkdir(parents=True)
     mounts = MOUNTS.format(data=tmp_path / "data", top=tmp_path / "top")
-    (tmp_path / "root/proc/self/mountinfo").write_text(mounts)
-    assert file_system(tmp_path / folder, tmp_path / "root") == (kind, source)
+    (tmp_path / "root/proc/self/mounts").write_text(mounts)
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path / "root/proc"))
+    assert file_system(tmp_path / folder) == (kind, source)
 
 
-def test_no_linux(tmp_path):
-    assert file_system(tmp_path, tmp_path) == (None, None)
+def test_without_proc_the_file_system_is_not_known(tmp_path, monkeypatch):
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
+    assert file_system(tmp_path) == (None, None)
 
 
 def test_this_disk_is_measured_and_nothing_is_left(tmp_path):

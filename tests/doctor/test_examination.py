@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from keras_turbo.cli import main
-from keras_turbo.doctor import cluster, disk, examination
+from keras_turbo.doctor import disk, examination
 from tests.monitor.fake_nvml import FakeNvml, gpus, use
 
 ROOT = Path(__file__).parents[2]
@@ -77,9 +77,8 @@ def test_a_topic_that_fails_leaves_the_others(capsys, tmp_path, monkeypatch):
     def broken(*_, **__):
         raise RuntimeError("unknown machine")
 
-    for name in ("processor.read_processor", "network.read_network", "gpus.findings", "disk.findings"):
+    for name in ("processor.findings", "cluster.network", "cluster.findings", "gpus.findings", "disk.findings"):
         monkeypatch.setattr(f"keras_turbo.doctor.{name}", broken)
-    monkeypatch.setattr(cluster, "read_cluster", broken)
     monkeypatch.setattr(examination.versions, "read_versions", broken)
     _, report = told(capsys, "--folder", tmp_path)
     assert [one["topic"] for one in report["findings"]] == TOPICS
@@ -112,7 +111,7 @@ def test_a_disk_that_hangs_is_wrong_and_hangs_nobody(capsys, tmp_path, monkeypat
     let_go.set()
 
 
-@pytest.mark.parametrize("name", ["network.read_network", "processor.read_processor", "cluster.read_cluster"])
+@pytest.mark.parametrize("name", ["cluster.network", "processor.read_processor", "cluster.findings"])
 def test_a_kernel_that_does_not_answer_is_not_waited_for(capsys, tmp_path, monkeypatch, name):
     let_go = threading.Event()
     monkeypatch.setattr(examination, "_SYSTEM_SECONDS", 0.05)

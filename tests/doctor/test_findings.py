@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from keras_turbo.doctor.findings import Examination, Finding, not_examined, version_tuple
+from keras_turbo.doctor.findings import Examination, Finding, not_examined
 
 FINE = Finding("GPUs", "ok", "All is well.", figures={"memory_mb": 3.5})
 BETTER = Finding("disk", "warning", "It is slow.", "Buy [another] one.")
@@ -75,10 +75,10 @@ def test_what_is_the_same_of_several_gpus_stands_in_the_table_once():
 
 
 def test_what_hangs_is_wrong_and_what_fails_is_not_known():
-    hanging = not_examined("disk", TimeoutError("The disk did not answer within 20 s."))
+    hanging = not_examined(TimeoutError("The disk did not answer within 20 s."))
     assert hanging.level == "error"
     assert "The disk did not answer within 20 s." in hanging.fact
-    failing = not_examined("disk", KeyError("a"))
+    failing = not_examined(KeyError("a"))
     assert failing.level == "warning"
     assert failing.fact == "Not examined: KeyError: 'a'"
     assert failing.hint
@@ -107,11 +107,3 @@ def test_all_of_the_text_is_there_however_narrow_the_terminal(columns, monkeypat
             assert "".join(part.split()) in printed
     # The last line is one that terminals break by themselves.
     assert all(len(line) <= int(columns) and line == line.rstrip() for line in text.getvalue().splitlines()[:-1])
-
-
-@pytest.mark.parametrize(
-    ("text", "numbers"),
-    [("2.21.0", (2, 21, 0)), ("2.17.0rc1", (2, 17, 0)), ("9", (9,)), ("12.5.1", (12, 5, 1)), ("dev", ()), ("", ())],
-)
-def test_version_tuple(text, numbers):
-    assert version_tuple(text) == numbers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pynvml
 
-from keras_turbo.doctor.gpu_wiring import Driver, PcieLink, read_driver
+from keras_turbo.doctor.gpus import Driver, PcieLink, read_driver
 from tests.monitor.fake_nvml import FakeGpu, FakeMig, FakeNvml, gpus, use
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from keras_turbo.doctor import gpus
-from keras_turbo.doctor.gpu_wiring import Driver, PcieLink, read_driver
+from keras_turbo.doctor.gpus import Driver, PcieLink, read_driver
 from tests.doctor.judging import NO_GPU, checked, counters, driver, only, worst
 from tests.monitor.fake_nvml import FakeGpu, FakeMig, FakeNvml, use
 
 
 def findings(machine, root=Path("/"), environ=None, gpus_of_tensorflow=None):
-    return gpus.findings(machine, environ or {}, gpus_of_tensorflow, root)
+    return list(gpus.findings(machine, environ or {}, gpus_of_tensorflow, root))
 
 
 def test_a_good_gpu():

@@ -8,15 +8,27 @@ import os
 import pytest
 
 from keras_turbo.doctor.processor import Processor, findings, read_processor
-from keras_turbo.machine import Cores
+from keras_turbo.machine import Cores, CpuFeatures
 from tests.doctor.judging import checked, only, worst
 
 GB = 2**30
-GOOD = Processor("EPYC", ("avx", "avx2", "fma"), (), Cores(16, 16, None), 64 * GB, None, 60 * GB, 32 * GB, 31 * GB)
+GOOD = Processor(
+    CpuFeatures("EPYC", (), frozenset({"avx", "avx2", "fma"})),
+    Cores(16, 16, None),
+    64 * GB,
+    None,
+    60 * GB,
+    32 * GB,
+    31 * GB,
+)
+
+
+def cpu(*flags, bfloat16=()):
+    return {"cpu": CpuFeatures("EPYC", bfloat16, frozenset(flags))}
 
 
 def judged(environ=None, gpu_number=0, **changes):
-    return checked(findings(dataclasses.replace(GOOD, **changes), environ or {}, gpu_number))
+    return checked(list(findings(environ or {}, gpu_number, dataclasses.replace(GOOD, **changes))))
 
 
 def test_a_good_machine():
@@ -30,11 +42,11 @@ def test_a_good_machine():
 @pytest.mark.parametrize(
     ("changes", "gpu_number", "level", "part"),
     [
-        ({"instructions": ("avx",)}, 0, "warning", "no AVX2"),
-        ({"instructions": ()}, 0, "warning", "no vector instructions"),
-        ({"instructions": ("asimd",)}, 0, "ok", "EPYC: asimd."),
-        ({"instructions": None}, 0, "ok", "EPYC."),
-        ({"bfloat16_instructions": ("amx_bf16",)}, 0, "ok", "multiplies bfloat16"),
+        (cpu("avx"), 0, "warning", "no AVX2"),
+        (cpu("fpu"), 0, "warning", "no vector instructions"),
+        (cpu("asimd"), 0, "ok", "EPYC: asimd."),
+        (cpu(), 0, "ok", "EPYC."),
+        (cpu("avx2", bfloat16=("amx_bf16",)), 0, "ok", "multiplies bfloat16"),
         ({"cores": Cores(64, 8, None)}, 0, "ok", "8 cores of the machine's 64"),
         ({"cores": Cores(64, 1, None)}, 0, "warning", "1 core of the machine's 64"),
         ({"cores": Cores(1, 1, None)}, 0, "ok", "1 core, all that the machine has"),
@@ -76,9 +88,8 @@ def test_from_the_kernel_s_files(tmp_path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     processor = read_processor(tmp_path)
-    assert processor.name == "Some CPU"
-    assert processor.instructions == ("avx", "avx2", "fma", "avx512f", "avx512_bf16")
-    assert processor.bfloat16_instructions == ("avx512_bf16",)
+    fact = "Some CPU: avx, avx2, fma, avx512f, avx512_bf16; multiplies bfloat16"
+    assert only(list(findings({}, 0, processor)), fact).level == "ok"
     assert processor.cores.quota == 0.5
     assert processor.memory_limit_bytes == 3 * GB
     assert processor.memory_free_bytes == 2 * GB
@@ -92,12 +103,12 @@ def test_without_proc_the_rest_is_told(tmp_path, monkeypatch):
         raise FileNotFoundError(2, "No such file or directory", "/proc/meminfo")
 
     monkeypatch.setattr("psutil.virtual_memory", no_meminfo)
-    found = checked(findings(read_processor(tmp_path), {}, 0))
+    found = checked(list(findings({}, 0, read_processor(tmp_path))))
     assert only(found, "does not tell how much memory")
     assert [one for one in found if " core" in one.fact]
 
 
 def test_no_linux(tmp_path):
     processor = read_processor(tmp_path)
-    assert processor.instructions is None
+    assert not processor.cpu.flags
     assert processor.cores.machine == os.cpu_count()

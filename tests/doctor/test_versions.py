@@ -26,7 +26,7 @@ GOOD = Versions(
 
 
 def judged(machine=NO_GPU, **changes):
-    return findings(dataclasses.replace(GOOD, **changes), machine)
+    return list(findings(dataclasses.replace(GOOD, **changes), machine))
 
 
 @pytest.mark.parametrize("machine", [NO_GPU, driver()])
@@ -51,6 +51,11 @@ def test_packages_that_do_not_fit(changes, level, part, hint):
     one = only(found, part)
     assert one.level == level
     assert hint in one.hint
+
+
+@pytest.mark.parametrize("tensorflow", ["2.17.0rc1", "2.21.0+nv25.2", "2.22.0-dev20260101"])
+def test_versions_with_more_than_numbers(tensorflow):
+    assert worst(judged(tensorflow=tensorflow)) == "ok"
 
 
 def test_tensorflow_io_that_fits():
