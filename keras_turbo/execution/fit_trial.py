@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -89,8 +90,9 @@ class FitTrial:
         self.dispatch_seconds = self.cost_seconds = 0.0
         self.steps_by_chosen, self.steps_of_last_call = 0, 1
         self._trying: ExecutionSetting | None = None
-        self._between: list[float] = []
-        self._durations: list[float] = []
+        # Of the last few steps: of data of unknown length it looks on through all of the first epoch.
+        self._between: deque[float] = deque(maxlen=_STEPS_TO_LOOK_AT)
+        self._durations: deque[float] = deque(maxlen=_STEPS_TO_LOOK_AT)
         self._first_seconds: float | None = None
         # Batches that callbacks have seen in this fit, and steps that this has run.
         self._seen = self._done = 0
@@ -239,6 +241,8 @@ class FitTrial:
                 self._settle(_STOCK, "one step takes as long as an execution should")
             elif self._with_loop:
                 self._try(ExecutionSetting("graph", length, jit_compile=bool(self._model.jit_compile)))
+            else:
+                self._settle(_STOCK, "no graph loop is allowed")
 
     def _may_pay(self, step: float, most: float) -> bool:
         """Whether tracing a loop pays: surely, or for a small share of the time that is left."""
@@ -278,6 +282,7 @@ class FitTrial:
         self.cost_seconds += time.perf_counter() - begin
         if setting.loop == "xla":
             loop = XlaLoop(self._program, setting.steps_per_execution, loop, lambda reason: None)
+            loop.falls_back = True
         self._loops[setting] = loop
         self._trying, self._blocks = setting, []
 
@@ -289,10 +294,11 @@ class FitTrial:
         self._blocks.append(seconds / done)
         # The first one has compiled.
         block = statistics.median(self._blocks[1:] or self._blocks)
-        is_hopeless = len(self._blocks) > 1 and block > _HOPELESS * best
+        fails = self._stacks is not None and not self._stacks.compiles
+        is_hopeless = fails or (len(self._blocks) > 1 and block > _HOPELESS * best)
         if len(self._blocks) <= _BLOCKS_TO_LOOK_AT and not is_hopeless:
             return
-        if block < best * (1 - _LEAST_GAIN):
+        if not fails and block < best * (1 - _LEAST_GAIN):
             self.chosen_seconds = block
             self._settle(tried, f"{tried.name}: {block * 1e3:.3g} ms a step")
             return

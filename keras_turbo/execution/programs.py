@@ -154,6 +154,7 @@ class XlaLoop:
 
     Attributes:
         compiles: whether stacks run as XLA programs. Else their steps run one by one in a graph.
+        falls_back: whether to run steps one by one, too, where XLA can't compile them; else its error is raised.
         waited_seconds: how long stacks were waited for so far.
         batches: how many batches of stacks were run.
         examples: how many examples they held.
@@ -166,7 +167,7 @@ class XlaLoop:
         self._capacity = capacity
         self._otherwise = otherwise
         self._on_unstackable = on_unstackable
-        self.compiles = True
+        self.compiles, self.falls_back = True, False
         self.waited_seconds = 0.0
         self.batches = 0
         self.examples = 0
@@ -217,7 +218,15 @@ class XlaLoop:
                 return self._one_by_one(stack, element_spec)
             self._programs[key] = self._program(stack.batches, element_spec)
         batches = tf.nest.map_structure(self._filled_up, stack.batches)
-        return self._programs[key](batches, tf.constant(stack.begin, tf.int32), tf.constant(stack.end, tf.int32))
+        begin, end = tf.constant(stack.begin, tf.int32), tf.constant(stack.end, tf.int32)
+        try:
+            return self._programs[key](batches, begin, end)
+        except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError):
+            # XLA compiles a program as a whole before it runs any of it.
+            if not self.falls_back:
+                raise
+            self.compiles = False
+            return self._one_by_one(stack, element_spec)
 
     def _one_by_one(self, stack: Stack, element_spec: Any) -> Any:
         one_step = self._one_step or self._steps.graph.get_concrete_function(element_spec)

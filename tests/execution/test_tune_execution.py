@@ -141,6 +141,27 @@ def test_an_xla_program_that_is_slower_runs_its_stacks_step_by_step(monkeypatch)
     assert with_it[1]["loss"] == pytest.approx(without[1]["loss"], rel=1e-4)
 
 
+@pytest.mark.parametrize("allow", [("xla_loop",), ("multi_step", "xla_loop")])
+def test_a_step_that_xla_can_t_compile_trains_on(allow, monkeypatch):
+    few_steps(monkeypatch, 5)
+    monkeypatch.setattr(fit_trial, "_SHORT_SECONDS", 1e9)
+    monkeypatch.setattr(fit_trial, "_XLA_TRACINGS", 0.0)
+
+    class NotForXla(keras.layers.Layer):
+        def call(self, x):
+            return tf.ensure_shape(tf.numpy_function(lambda x: x, [x], tf.float32), x.shape)
+
+    def make():
+        return compiled(keras.Sequential([keras.Input([FEATURES]), NotForXla(), keras.layers.Dense(CLASSES)]))
+
+    tuned = TuneExecution(allow=allow)
+    with_it = trained(make, lambda: batches(120), callbacks=[tuned], epochs=4)
+    assert tuned.setting.loop == ("graph" if "multi_step" in allow else "keras")
+    assert int(with_it[0].optimizer.iterations) == 120
+    without = trained(make, lambda: batches(120), epochs=4)
+    assert with_it[1]["loss"] == pytest.approx(without[1]["loss"], rel=1e-4)
+
+
 class OneCycle(keras.callbacks.Callback):
     """As people write it: another learning rate for each batch."""
 
