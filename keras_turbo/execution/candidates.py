@@ -21,6 +21,8 @@ _LONGEST_EXECUTION_MS = 500.0
 _DISPATCH_MS = 0.8
 _MOST_STEPS = 128
 _MOST_STACK_BYTES = 64 << 20
+# How often as long as tracing a step compiling it by XLA takes.
+XLA_TRACINGS = 4.0
 # What is a smaller part of a step is within the noise.
 _LEAST_SHARE = 0.03
 
@@ -49,7 +51,7 @@ def candidate_settings(
     """
     left_out: dict[str, str] = {}
     lengths = [1] if every_batch else block_lengths(stock_ms, num_batches)
-    stack_lengths = [1] if every_batch else _within_bytes(lengths, batch_bytes)
+    stack_lengths = [1] if every_batch else within_bytes(lengths, batch_bytes)
     # In the order of what they cost to compile, which is next to nothing for the first.
     settings = []
     if "multi_step" in allow:
@@ -133,6 +135,7 @@ def _near_divisor(length: int, num_batches: int) -> int:
     return near[0] if near else length
 
 
-def _within_bytes(lengths: list[int], batch_bytes: int) -> list[int]:
+def within_bytes(lengths: list[int], batch_bytes: int) -> list[int]:
+    """Lengths of stacks, of which none takes more memory than it should; `batch_bytes` is the size of a batch."""
     most = max(1, _MOST_STACK_BYTES // max(batch_bytes, 1))
     return list(dict.fromkeys(min(length, most) for length in lengths))

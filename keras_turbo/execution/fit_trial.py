@@ -17,7 +17,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_turbo.execution.candidates import block_lengths, layers_of, loses_by_xla
+from keras_turbo.execution.candidates import XLA_TRACINGS, block_lengths, layers_of, loses_by_xla, within_bytes
 from keras_turbo.execution.programs import GraphLoop, Steps, XlaLoop
 from keras_turbo.execution.race import short_reason
 from keras_turbo.execution.setting import ExecutionSetting
@@ -36,9 +36,8 @@ _STEPS_TO_LOOK_AT, _BLOCKS_TO_LOOK_AT = 11, 3
 _HOPELESS = 1.5
 # Of steps that are shorter, dispatch is so large a part that a loop surely gains.
 _SHORT_SECONDS = 3e-3
-# What tracing a loop takes at least, with so much for each layer, and how often as much compiling one by XLA takes.
-_TRACE_SECONDS, _TRACE_SECONDS_A_LAYER, _XLA_TRACINGS = 0.4, 0.03, 4.0
-_MOST_STACK_BYTES = 64 << 20
+# What tracing a loop takes at least, and of that for each layer.
+_TRACE_SECONDS, _TRACE_SECONDS_A_LAYER = 0.4, 0.03
 _STOCK = ExecutionSetting()
 
 
@@ -260,14 +259,14 @@ class FitTrial:
         if self.stock_seconds > _SHORT_SECONDS or loses_by_xla(self._model):
             return False
         seconds = min(self.stock_seconds, self.chosen_seconds or self.stock_seconds)
-        return 0.5 * seconds * self._left > 1.5 * _XLA_TRACINGS * self._trace_seconds
+        return 0.5 * seconds * self._left > 1.5 * XLA_TRACINGS * self._trace_seconds
 
     def _stack_length(self) -> int:
         # Stacks are whole in an epoch, so that Keras can be told of them.
         specs = tf.nest.flatten(self._element_spec)
         known = [spec.dtype.size * (spec.shape[1:].num_elements() or 1) * (spec.shape[0] or 32) for spec in specs]
         length = block_lengths((self.stock_seconds or 0.0) * 1e3, self._in_epoch)[0]
-        return max(1, min(length, _MOST_STACK_BYTES // max(1, sum(known))))
+        return within_bytes([length], sum(known))[0]
 
     def _try(self, setting: ExecutionSetting) -> None:
         """Begins to run by a setting, if it can be traced."""

@@ -13,7 +13,7 @@ import keras
 from keras_turbo import files
 from keras_turbo.execution.batch_callbacks import needs_every_batch
 from keras_turbo.execution.batch_size import find_batch_sizes
-from keras_turbo.execution.candidates import KINDS, Kind, candidate_settings, why_not_worth_it
+from keras_turbo.execution.candidates import KINDS, XLA_TRACINGS, Kind, candidate_settings, why_not_worth_it
 from keras_turbo.execution.installation import apply_setting, remove_setting, why_not_settable
 from keras_turbo.execution.programs import Steps
 from keras_turbo.execution.race import ROUNDS, Candidate, Race, short_reason
@@ -33,7 +33,6 @@ _LEAST_GAIN = 0.03
 _COSTLY_COMPILE = 0.2
 # How much of the budget may pass before nothing new is compiled; the rest is for turns.
 _ENTRY_SHARE = 0.6
-_XLA_TRACINGS = 4.0
 _INPUT_SHARE = 0.05
 _SAMPLE_BATCHES = 128
 
@@ -246,7 +245,7 @@ def _why_not_now(
 ) -> str | None:
     """Why a setting is not compiled any more; None if it is."""
     # Compiling by XLA takes several times as long as tracing the same steps, which Keras' own loop has shown.
-    expected = candidates[0].compile_seconds * (_XLA_TRACINGS if setting.jit_compile else 1.0)
+    expected = candidates[0].compile_seconds * (XLA_TRACINGS if setting.jit_compile else 1.0)
     spent = time.perf_counter() - start
     if spent > _ENTRY_SHARE * budget_seconds or spent + expected > budget_seconds:
         return f"the budget of {budget_seconds:g} s was nearly spent; budget_seconds gives more"

@@ -110,7 +110,7 @@ def test_arrays_and_class_weights(monkeypatch):
 def test_stacks_in_one_xla_program(monkeypatch):
     few_steps(monkeypatch, 5)
     monkeypatch.setattr(fit_trial, "_SHORT_SECONDS", 1e9)
-    monkeypatch.setattr(fit_trial, "_XLA_TRACINGS", 0.0)
+    monkeypatch.setattr(fit_trial, "XLA_TRACINGS", 0.0)
     tuned = TuneExecution(allow=("multi_step", "xla_loop"))
 
     def data():
@@ -127,7 +127,7 @@ def test_stacks_in_one_xla_program(monkeypatch):
 def test_an_xla_program_that_is_slower_runs_its_stacks_step_by_step(monkeypatch):
     few_steps(monkeypatch, 5)
     monkeypatch.setattr(fit_trial, "_SHORT_SECONDS", 1e9)
-    monkeypatch.setattr(fit_trial, "_XLA_TRACINGS", 0.0)
+    monkeypatch.setattr(fit_trial, "XLA_TRACINGS", 0.0)
     tuned = TuneExecution(allow=("multi_step", "xla_loop"))
 
     class NothingIsFaster(keras.callbacks.Callback):
@@ -145,7 +145,7 @@ def test_an_xla_program_that_is_slower_runs_its_stacks_step_by_step(monkeypatch)
 def test_a_step_that_xla_can_t_compile_trains_on(allow, monkeypatch):
     few_steps(monkeypatch, 5)
     monkeypatch.setattr(fit_trial, "_SHORT_SECONDS", 1e9)
-    monkeypatch.setattr(fit_trial, "_XLA_TRACINGS", 0.0)
+    monkeypatch.setattr(fit_trial, "XLA_TRACINGS", 0.0)
 
     class NotForXla(keras.layers.Layer):
         def call(self, x):
